@@ -1,0 +1,137 @@
+"""Frozen records that every part of the package exchanges.
+
+Shape letters used in names and docstrings throughout the package:
+
+    G  groups (prompts) in a step          R  rollouts in a group
+    B  rows (rollouts) in a micro-batch    T  tokens of a row
+    V  vocabulary                          D  trainable parameters
+    H  hidden width
+
+`rewards_GR` is a (G, R) array, `gram_RR` an (R, R) one. This module needs neither torch nor Hydra nor MLflow, so that
+`status`, `report` and `--help` start at once.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Literal, Protocol
+
+import numpy as np
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+RowKind = Literal["scores", "loss"]
+
+
+@dataclass(frozen=True, slots=True)
+class Problem:
+    """One problem of a task. `answer` is the reference answer alone ("18"), `solution` the worked text that ends in it."""
+
+    id: str
+    question: str
+    answer: str
+    solution: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class TaskData:
+    """What a task function returns: problems to train on and held-out problems, disjoint."""
+
+    train: Sequence[Problem]
+    held_out: Sequence[Problem]
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """Was a completion right? Both parsings are always kept, whichever of them is the reward.
+
+    strict: the first `#### number`; flexible: the last number of the text. `parsed` is False when neither finds one.
+    """
+
+    strict: bool
+    flexible: bool
+    parsed: bool
+
+
+class RewardFunction(Protocol):
+    """reward(completion, problem, seed) -> float; `seed` belongs to (run seed, step, prompt, rollout)."""
+
+    def __call__(self, completion: str, problem: Problem, seed: int) -> float: ...
+
+
+class EstimatorFunction(Protocol):
+    """advantages_GR = estimator(rewards_GR), float64 in and out, a pure function."""
+
+    def __call__(self, rewards_GR: Tensor) -> Tensor: ...
+
+
+TaskFunction = Callable[..., TaskData]
+
+
+@dataclass(frozen=True, slots=True)
+class Completion:
+    """One sampled rollout as it is kept on disk."""
+
+    step: int
+    prompt_id: str
+    rollout: int
+    prompt: str
+    text: str
+    reward: float
+    advantage: float
+    strict: bool
+    flexible: bool
+    length: int
+    truncated: bool
+    group: int = 0  # position of the group within its step: a prompt sampled twice in one step stays two groups
+
+
+@dataclass(frozen=True, slots=True)
+class GroupRecord:
+    """Everything that later analysis needs to know of one group of R rollouts at one step.
+
+    The gradient matrix of the paper is diag(weights) Psi, Psi the R x D matrix of scores; its Gram is
+    diag(w) K diag(w) with K = `gram`. `gram` is None for a group that was not measured (all rewards equal, or a step
+    without measurement). `floor` is the relative precision of K's entries (of the largest one), from the training dtype.
+    Lists are of length R. `logprob_sums`: sum over the rollout's tokens of log pi under the policy that is differentiated.
+    """
+
+    step: int
+    prompt_id: str
+    R: int
+    rewards: tuple[float, ...]
+    advantages: tuple[float, ...]
+    weights: tuple[float, ...]
+    lengths: tuple[int, ...]
+    logprob_sums: tuple[float, ...]
+    strict: tuple[bool, ...]
+    flexible: tuple[bool, ...]
+    rows: RowKind = "scores"
+    gram: np.ndarray | None = None
+    floor: float = 0.0
+    gram_by: dict[str, np.ndarray] = field(default_factory=dict)
+    group: int = 0  # position of the group within its step: a prompt sampled twice in one step stays two groups
+
+    @property
+    def mixed(self) -> bool:
+        """True when the group's rewards differ: only such a group has a gradient under a group baseline."""
+        return max(self.rewards) > min(self.rewards)
+
+
+@dataclass(frozen=True, slots=True)
+class EvalRecord:
+    """One held-out problem at one evaluation: correct answers among `samples` at temperature 1, and the greedy verdict."""
+
+    step: int
+    problem_id: str
+    samples: int
+    strict: int
+    flexible: int
+    greedy_strict: bool
+    greedy_flexible: bool
+
+
+class ConfigError(ValueError):
+    """A bad command or configuration: one sentence that names the key, the value and what is allowed. Exit code 2."""

@@ -1,0 +1,90 @@
+"""Every estimator against its definition, by enumeration and by the properties that must hold for it."""
+
+from __future__ import annotations
+
+import itertools
+import math
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from grpo_sweeps.estimators import grpo, grpo_std, reinforce, rloo
+
+GROUP_BASELINES = [grpo, grpo_std, rloo]
+rewards = st.integers(2, 9).flatmap(
+    lambda R: st.lists(st.lists(st.floats(-10, 10, width=32), min_size=R, max_size=R), min_size=1, max_size=4)
+)
+
+
+@given(rewards)
+def test_grpo_is_reward_less_group_mean(rows: list[list[float]]) -> None:
+    advantages = grpo(torch.tensor(rows, dtype=torch.float64))
+    for row, found in zip(rows, advantages.tolist(), strict=True):
+        mean = math.fsum(row) / len(row)
+        assert found == pytest.approx([r - mean for r in row], abs=1e-12)
+
+
+@given(rewards)
+def test_rloo_is_reward_less_mean_of_the_others(rows: list[list[float]]) -> None:
+    advantages = rloo(torch.tensor(rows, dtype=torch.float64))
+    for row, found in zip(rows, advantages.tolist(), strict=True):
+        others = [math.fsum(row[:i] + row[i + 1 :]) / (len(row) - 1) for i in range(len(row))]
+        assert found == pytest.approx([r - o for r, o in zip(row, others, strict=True)], abs=1e-11)
+
+
+@pytest.mark.parametrize("estimator", GROUP_BASELINES)
+@given(rows=rewards)
+def test_advantages_of_a_group_sum_to_zero(estimator, rows: list[list[float]]) -> None:  # type: ignore[no-untyped-def]
+    advantages = estimator(torch.tensor(rows, dtype=torch.float64))
+    assert torch.allclose(advantages.sum(dim=1), torch.zeros(len(rows), dtype=torch.float64), atol=1e-8)
+
+
+@pytest.mark.parametrize("estimator", GROUP_BASELINES)
+@pytest.mark.parametrize("value", [0.0, 1.0, 0.1, 1e17 + 1])
+def test_an_all_equal_group_is_exactly_zero(estimator, value: float) -> None:  # type: ignore[no-untyped-def]
+    # 0.1 summed three times is not 0.3: the mean's rounding must not make a gradient
+    assert torch.equal(estimator(torch.full((2, 3), value)), torch.zeros(2, 3, dtype=torch.float64))
+
+
+@pytest.mark.parametrize(("ddof", "size"), [(0, 1.0), (1, math.sqrt(0.5))])
+def test_grpo_std_of_one_right_one_wrong(ddof: int, size: float) -> None:
+    advantages = grpo_std(torch.tensor([[1.0, 0.0]]), ddof=ddof, eps=0.0)
+    assert advantages[0].tolist() == pytest.approx([size, -size])
+
+
+@pytest.mark.parametrize("R", [2, 3, 4])
+@pytest.mark.parametrize("p", [0.2, 0.5, 0.9])
+def test_variance_and_covariance_by_enumeration(R: int, p: float) -> None:
+    """arXiv 2606.29238, section 4.1 (ii) and (iii): Var A = (R-1)/R sigma^2, Cov(A_i, A_j) = -sigma^2/R."""
+    variance = p * (1 - p)
+    second = torch.zeros(R, R, dtype=torch.float64)
+    for outcome in itertools.product([0.0, 1.0], repeat=R):
+        probability = math.prod(p if r else 1 - p for r in outcome)
+        a = grpo(torch.tensor([outcome]))[0]
+        second += probability * torch.outer(a, a)
+    assert torch.allclose(second.diagonal(), torch.full((R,), (R - 1) / R * variance, dtype=torch.float64))
+    off = second[~torch.eye(R, dtype=torch.bool)]
+    assert torch.allclose(off, torch.full_like(off, -variance / R))
+
+
+def test_reinforce_keeps_the_reward_and_a_copy_of_it() -> None:
+    given_rewards = torch.tensor([[1.0, 1.0], [0.0, 2.0]], dtype=torch.float64)
+    found = reinforce(given_rewards)
+    assert torch.equal(found, given_rewards)
+    found += 1
+    assert given_rewards[0, 0] == 1.0
+
+
+@pytest.mark.parametrize("estimator", GROUP_BASELINES)
+@pytest.mark.parametrize("shape", [(3,), (3, 1), (2, 2, 2)])
+def test_a_wrong_shape_is_refused(estimator, shape: tuple[int, ...]) -> None:  # type: ignore[no-untyped-def]
+    with pytest.raises(ValueError, match=r"R >= 2"):
+        estimator(torch.zeros(shape))
+
+
+@pytest.mark.parametrize("arguments", [{"ddof": 2}, {"eps": -1.0}])
+def test_grpo_std_refuses_what_it_does_not_mean(arguments: dict[str, float]) -> None:
+    with pytest.raises(ValueError, match="allowed"):
+        grpo_std(torch.tensor([[0.0, 1.0]]), **arguments)  # type: ignore[arg-type]
