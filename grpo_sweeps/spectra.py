@@ -1,0 +1,340 @@
+"""Spectral quantities of a group's R x R Gram matrix: five ranks, the top-1 fraction, and how far to trust them.
+
+The gradient matrix of a group (arXiv 2606.29238) is G = diag(w) Psi: row i is the score psi_i = sum_t grad log
+pi(a_t|s_t) of rollout i over all D parameters, times its weight w_i in the loss. Everything here needs only the Gram
+of the scores, K_ij = <psi_i, psi_j>, since G G' = diag(w) K diag(w). The singular values s_j of G are the square
+roots of its eigenvalues.
+
+Shapes: `gram_RR` is (..., R, R) float64, `weights_R` (..., R), `values_R` (..., R) singular values; leading axes are
+a batch. Intervals of means over groups are in `intervals`.
+
+Nulls, weakest assumption last: orthogonal scores of equal norm (`null_effective_rank`, `null_orthogonal`), orthogonal
+scores with the measured norms (`null_measured_norms`), Gaussian scores with the group's own spectrum (`null_gaussian`).
+
+Precision. An error e in K becomes sqrt(e) in a small singular value. `floor` is the precision of K's entries relative
+to the largest of them. By Weyl's inequality no eigenvalue of diag(w) K diag(w) is off by more than floor * max|K| *
+sum w^2 (the Frobenius norm of the entrywise error bound). Eigenvalues at or below that bound, save the largest, are
+set to 0, and all five ranks come from that one truncated spectrum, so that stable <= participation <= effective <=
+entropy <= numerical rank always holds. `floor_interval` says what the effective rank and the entropy rank could have
+been.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+Array = NDArray[np.float64]
+
+ROUNDING_FLOOR = 2.0**-46
+"""Least relative precision assumed of a float64 Gram: 64 units in the last place, for the sums behind its entries."""
+
+FLOOR_BISECTIONS = 80
+"""Halvings in `floor_interval`; each halves the bracket of the common level, so 80 reach float64's resolution."""
+
+
+def _checked(gram_RR: ArrayLike) -> Array:
+    gram = np.asarray(gram_RR, dtype=np.float64)
+    if gram.ndim < 2 or gram.shape[-1] != gram.shape[-2]:
+        raise ValueError(f"a Gram matrix must be square, got shape {gram.shape}")
+    if not np.isfinite(gram).all():
+        raise ValueError("a Gram matrix must be finite")
+    return gram
+
+
+def weighted_gram(gram_RR: ArrayLike, weights_R: ArrayLike | None = None) -> Array:
+    """diag(w) K diag(w), symmetrised: the Gram of the weighted rows. `weights_R` None means w = 1.
+
+    Shapes (..., R, R) and (..., R) -> (..., R, R). Raises ValueError on a shape that does not fit or a value not
+    finite.
+
+    >>> weighted_gram([[1.0, 0.5], [0.5, 1.0]], [2.0, -1.0]).tolist()
+    [[4.0, -1.0], [-1.0, 1.0]]
+    """
+    gram = _checked(gram_RR)
+    gram = 0.5 * (gram + np.swapaxes(gram, -1, -2))
+    if weights_R is None:
+        return gram
+    weights = np.asarray(weights_R, dtype=np.float64)
+    if weights.shape[-1:] != gram.shape[-1:] or not np.isfinite(weights).all():
+        raise ValueError(f"weights must be {gram.shape[-1]} finite numbers a group, got shape {weights.shape}")
+    return weights[..., :, None] * gram * weights[..., None, :]
+
+
+def centred(gram_RR: ArrayLike) -> Array:
+    """H M H with H = I - 11'/R: the Gram after the mean row is subtracted from every row; its rank is at most R - 1.
+
+    Pass `weighted_gram(K, w)` to centre the rows of G, K itself to centre the scores.
+
+    >>> centred([[1.0, 0.0], [0.0, 1.0]]).tolist()
+    [[0.5, -0.5], [-0.5, 0.5]]
+    """
+    gram = _checked(gram_RR)
+    gram = gram - gram.mean(axis=-1, keepdims=True)
+    return gram - gram.mean(axis=-2, keepdims=True)
+
+
+def unit_rows(gram_RR: ArrayLike) -> Array:
+    """K_ij / sqrt(K_ii K_jj): the Gram of the rows scaled to unit norm. A row of norm zero stays zero.
+
+    >>> unit_rows([[4.0, 1.0], [1.0, 1.0]]).tolist()
+    [[1.0, 0.5], [0.5, 1.0]]
+    """
+    gram = _checked(gram_RR)
+    norms_R = np.sqrt(np.clip(np.diagonal(gram, axis1=-2, axis2=-1), 0.0, None))
+    scale_R = np.divide(1.0, norms_R, out=np.zeros_like(norms_R), where=norms_R > 0)
+    return weighted_gram(gram, scale_R)
+
+
+def eigenvalue_error(gram_RR: ArrayLike, weights_R: ArrayLike | None = None, floor: ArrayLike = 0.0) -> Array:
+    """Bound on the error of every eigenvalue of diag(w) K diag(w): max(floor, 2^-46) * max|K| * sum w^2, shape (...).
+
+    This is the stated threshold of the numerical rank: an eigenvalue at or below it is not told from zero.
+    """
+    gram = _checked(gram_RR)
+    weights = np.ones(gram.shape[-1]) if weights_R is None else np.asarray(weights_R, dtype=np.float64)
+    relative = np.maximum(np.asarray(floor, dtype=np.float64), ROUNDING_FLOOR)
+    return np.asarray(relative * np.abs(gram).max(axis=(-2, -1)) * (weights**2).sum(axis=-1))
+
+
+def eigenvalues(gram_RR: ArrayLike, weights_R: ArrayLike | None = None) -> Array:
+    """Eigenvalues of diag(w) K diag(w), largest first, those that rounding made negative set to 0. Shape (..., R)."""
+    return np.clip(np.linalg.eigvalsh(weighted_gram(gram_RR, weights_R))[..., ::-1], 0.0, None)
+
+
+def singular_values(gram_RR: ArrayLike, weights_R: ArrayLike | None = None, floor: ArrayLike = 0.0) -> Array:
+    """Singular values s_j of diag(w) Psi from K = Psi Psi', largest first; those within the precision floor are 0.
+
+    Shapes (..., R, R), (..., R), (...) -> (..., R). `floor`: relative precision of K's entries (`eigenvalue_error`).
+
+    >>> singular_values([[4.0, 0.0], [0.0, 1.0]], [1.0, -1.0]).tolist()
+    [2.0, 1.0]
+    """
+    eigenvalues_R = eigenvalues(gram_RR, weights_R)
+    return truncated(eigenvalues_R, eigenvalue_error(gram_RR, weights_R, floor))
+
+
+def truncated(eigenvalues_R: Array, error: Array) -> Array:
+    """Singular values from eigenvalues (largest first) known to +-`error` (...): those within it are 0.
+
+    The largest stays whatever the error, since a matrix that is not zero has rank 1 at least.
+    """
+    kept = eigenvalues_R > np.asarray(error)[..., None]
+    kept[..., 0] = True
+    return np.sqrt(np.where(kept, eigenvalues_R, 0.0))
+
+
+def _ratio(numerator: Array, denominator: Array) -> Any:
+    """numerator / denominator, NaN where the matrix is zero (no quantity here is defined for it)."""
+    ratio = np.divide(numerator, denominator, out=np.full(np.shape(denominator), np.nan), where=denominator > 0)
+    return ratio if np.ndim(ratio) else float(ratio)
+
+
+def _scaled(values_R: ArrayLike) -> Array:
+    """Values over their largest, so that squares and fourth powers neither overflow nor vanish."""
+    values = np.asarray(values_R, dtype=np.float64)
+    largest = values.max(axis=-1, keepdims=True)
+    return np.divide(values, largest, out=np.zeros_like(values), where=largest > 0)
+
+
+def effective_rank(values_R: ArrayLike) -> Any:
+    """The paper's effective rank (sum s)^2 / sum s^2, from 1 to the number of non-zero s (arXiv 2606.29238, section 5).
+
+    >>> effective_rank([1.0, 1.0, 0.0])
+    2.0
+    """
+    s = _scaled(values_R)
+    return _ratio(s.sum(axis=-1) ** 2, (s**2).sum(axis=-1))
+
+
+def top1_fraction(values_R: ArrayLike) -> Any:
+    """s_1^2 / sum s^2: the share of the squared norm along the first singular direction.
+
+    >>> top1_fraction([2.0, 1.0])
+    0.8
+    """
+    return top_fraction(values_R, 1)
+
+
+def top_fraction(values_R: ArrayLike, n: int) -> Any:
+    """(s_1^2 + ... + s_n^2) / sum s^2: the share of the squared norm along the first n singular directions.
+
+    >>> top_fraction([2.0, 1.0, 0.0], 2)
+    1.0
+    """
+    energy_R = np.sort(_scaled(values_R) ** 2, axis=-1)[..., ::-1]
+    return _ratio(energy_R[..., :n].sum(axis=-1), energy_R.sum(axis=-1))
+
+
+def participation_ratio(values_R: ArrayLike) -> Any:
+    """(sum s^2)^2 / sum s^4, the participation ratio of the eigenvalues.
+
+    >>> participation_ratio([3.0, 3.0])
+    2.0
+    """
+    energy_R = _scaled(values_R) ** 2
+    return _ratio(energy_R.sum(axis=-1) ** 2, (energy_R**2).sum(axis=-1))
+
+
+def stable_rank(values_R: ArrayLike) -> Any:
+    """sum s^2 / s_1^2, one over the top-1 fraction.
+
+    >>> stable_rank([2.0, 1.0])
+    1.25
+    """
+    energy_R = _scaled(values_R) ** 2
+    return _ratio(energy_R.sum(axis=-1), energy_R.max(axis=-1))
+
+
+def entropy_rank(values_R: ArrayLike) -> Any:
+    """exp(-sum p log p), p = s / sum s: the effective rank of Roy & Vetterli (2007).
+
+    >>> round(entropy_rank([1.0, 1.0, 1.0]), 12)
+    3.0
+    """
+    s = _scaled(values_R)
+    total = s.sum(axis=-1, keepdims=True)
+    p = np.divide(s, total, out=np.zeros_like(s), where=total > 0)
+    entropy = -np.where(p > 0, p * np.log(np.where(p > 0, p, 1.0)), 0.0).sum(axis=-1)
+    rank = np.where(total[..., 0] > 0, np.exp(entropy), np.nan)
+    return rank if rank.ndim else float(rank)
+
+
+def numerical_rank(values_R: ArrayLike) -> Any:
+    """Number of non-zero singular values; `singular_values` has zeroed what the precision cannot tell from zero.
+
+    >>> numerical_rank([2.0, 1e-3, 0.0])
+    2
+    """
+    count = (np.asarray(values_R, dtype=np.float64) > 0).sum(axis=-1)
+    return count if np.ndim(count) else int(count)
+
+
+def _level_effective(s: Array) -> Array:
+    """Where d/ds_j of (sum s)^2 / sum s^2 changes sign: it grows in s_j below sum s^2 / sum s and falls above."""
+    total = s.sum(axis=-1)
+    return np.divide((s**2).sum(axis=-1), total, out=np.zeros_like(total), where=total > 0)
+
+
+def _level_entropy(s: Array) -> Array:
+    """Where d/ds_j of the entropy rank changes sign: p_j = exp(-H)."""
+    return np.nan_to_num(s.sum(axis=-1) / entropy_rank(s))
+
+
+_LEVELS: dict[Callable[[ArrayLike], Any], Callable[[Array], Array]] = {
+    effective_rank: _level_effective,
+    entropy_rank: _level_entropy,
+}
+
+
+def floor_interval(
+    gram_RR: ArrayLike,
+    weights_R: ArrayLike | None = None,
+    floor: ArrayLike = 0.0,
+    quantity: Callable[[ArrayLike], Any] = effective_rank,
+) -> tuple[Array, Array]:
+    """Least and greatest value that `quantity` (effective_rank or entropy_rank) can have, given the precision floor.
+
+    Every eigenvalue is known to +-delta (`eigenvalue_error`), so s_j lies in [sqrt(max(0, e_j - delta)), sqrt(e_j +
+    delta)]. Both quantities first grow and then fall in each s_j, so the minimum is at a corner of that box, with the
+    largest values at their upper and the rest at their lower ends. Their super-level sets are convex, so the maximum
+    brings every s_j as near as it may to one common level, found by bisection. Rows of zero weight add nothing. Shape
+    (...) each.
+    """
+    level_of = _LEVELS[quantity]
+    gram = _checked(gram_RR)
+    R = gram.shape[-1]
+    eigenvalues_R = eigenvalues(gram, weights_R)
+    delta = eigenvalue_error(gram, weights_R, floor)[..., None]
+    weights = np.ones(R) if weights_R is None else np.asarray(weights_R, dtype=np.float64)
+    active = np.arange(R) < (weights != 0).sum(axis=-1)[..., None]
+    low_R = np.where(active, np.sqrt(np.clip(eigenvalues_R - delta, 0.0, None)), 0.0)
+    high_R = np.where(active, np.sqrt(eigenvalues_R + delta), 0.0)
+
+    corners = [quantity(np.where(np.arange(R) < m, high_R, low_R)) for m in range(1, R + 1)]
+    least = np.min(np.stack([np.asarray(c, dtype=np.float64) for c in corners]), axis=0)
+
+    bottom, top = np.zeros(high_R.shape[:-1]), high_R.max(axis=-1)
+    for _ in range(FLOOR_BISECTIONS):
+        level = 0.5 * (bottom + top)
+        above = level_of(np.clip(level[..., None], low_R, high_R)) > level
+        bottom, top = np.where(above, level, bottom), np.where(above, top, level)
+    greatest = np.asarray(quantity(np.clip(top[..., None], low_R, high_R)), dtype=np.float64)
+    return least, np.maximum(least, greatest)
+
+
+def null_effective_rank(k: ArrayLike, R: ArrayLike) -> Any:
+    """4 k (R - k) / R: effective rank of group-mean advantages over orthogonal scores of equal norm, k of R correct.
+
+    Binary rewards give abs(w) = 1 - k/R (k times) and k/R (R - k times), put into (sum |w|)^2 / sum w^2. NaN for k =
+    0 and k = R, where the group has no gradient. In a mixed group it is at least 4 (R - 1) / R.
+
+    >>> [null_effective_rank(k, 4) for k in (1, 2, 3)]
+    [3.0, 4.0, 3.0]
+    """
+    k, R = np.asarray(k, dtype=np.float64), np.asarray(R, dtype=np.float64)
+    value = np.where((k > 0) & (k < R), 4.0 * k * (R - k) / R, np.nan)
+    return value if value.ndim else float(value)
+
+
+def null_orthogonal(weights_R: ArrayLike) -> Any:
+    """(sum |w|)^2 / sum w^2: effective rank of orthogonal scores of equal norm, any weights. Shape (..., R) -> (...).
+
+    >>> round(null_orthogonal([0.75, -0.25, -0.25, -0.25]), 12)
+    3.0
+    """
+    return effective_rank(np.abs(np.asarray(weights_R, dtype=np.float64)))
+
+
+def null_measured_norms(gram_RR: ArrayLike, weights_R: ArrayLike | None = None) -> Any:
+    """Effective rank of orthogonal scores with the measured norms: s_i = |w_i| sqrt(K_ii). Shape (..., R, R) -> (...).
+
+    >>> null_measured_norms([[4.0, 3.0], [3.0, 4.0]], [1.0, -1.0])
+    2.0
+    """
+    gram = np.asarray(gram_RR, dtype=np.float64)
+    norms_R = np.sqrt(np.clip(np.diagonal(gram, axis1=-2, axis2=-1), 0.0, None))
+    return effective_rank(norms_R if weights_R is None else np.abs(np.asarray(weights_R)) * norms_R)
+
+
+def null_gaussian(
+    gram_RR: ArrayLike, weights_R: ArrayLike | None, rng: np.random.Generator, draws: int = 32
+) -> Array:
+    """Mean effective rank of weighted Gaussian scores that have the group's own spectrum. Shape (..., R, R) -> (...).
+
+    psi_i ~ N(0, Sigma) independently, Sigma with the eigenvalues of K / R: then K* = Z diag(eigenvalues of K / R) Z'
+    with Z an (R, R) standard normal matrix. R rows sampled from R directions are less spread than the directions
+    themselves, so this null lies below the spectrum it is drawn from; compare it with the measured value for the same
+    weights only.
+    """
+    gram = np.asarray(gram_RR, dtype=np.float64)
+    R = gram.shape[-1]
+    scale_R = np.sqrt(eigenvalues(gram) / R)
+    Z = rng.standard_normal((draws, *gram.shape)) * scale_R[..., None, :]
+    values_R = singular_values(Z @ np.swapaxes(Z, -1, -2), weights_R)
+    return np.asarray(np.mean(effective_rank(values_R), axis=0))
+
+
+def summary(gram_RR: ArrayLike, weights_R: ArrayLike | None = None, floor: float = 0.0) -> dict[str, float]:
+    """The values logged for one group, by metric name (what follows `spectral/`, or `scores/` where w = 1).
+
+    `null_effective_rank` is what orthogonal scores of equal norm would give with these weights, (sum |w|)^2 / sum w^2.
+    A Gram that is zero has no spectrum: its values are NaN, and the caller leaves them out.
+
+    >>> summary([[1.0, 0.0], [0.0, 1.0]], [0.5, -0.5])["effective_rank"]
+    2.0
+    """
+    s = singular_values(gram_RR, weights_R, floor)
+    weights = np.ones(s.shape[-1]) if weights_R is None else np.asarray(weights_R, dtype=np.float64)
+    return {
+        "effective_rank": effective_rank(s),
+        "top1_fraction": top1_fraction(s),
+        "participation_ratio": participation_ratio(s),
+        "stable_rank": stable_rank(s),
+        "entropy_rank": entropy_rank(s),
+        "numerical_rank": float(numerical_rank(s)) if s.any() else float("nan"),
+        "null_effective_rank": null_orthogonal(weights),
+    }
