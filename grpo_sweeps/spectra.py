@@ -11,12 +11,16 @@ a batch. Intervals of means over groups are in `intervals`.
 Nulls, weakest assumption last: orthogonal scores of equal norm (`null_effective_rank`, `null_orthogonal`), orthogonal
 scores with the measured norms (`null_measured_norms`), Gaussian scores with the group's own spectrum (`null_gaussian`).
 
-Precision. An error e in K becomes sqrt(e) in a small singular value. `floor` is the precision of K's entries relative
-to the largest of them. By Weyl's inequality no eigenvalue of diag(w) K diag(w) is off by more than floor * max|K| *
-sum w^2 (the Frobenius norm of the entrywise error bound). Eigenvalues at or below that bound, save the largest, are
-set to 0, and all five ranks come from that one truncated spectrum, so that stable <= participation <= effective <=
-entropy <= numerical rank always holds. `floor_interval` says what the effective rank and the entropy rank could have
-been.
+Precision. An error e in K becomes sqrt(e) in a small singular value. `floor` is the relative precision of the rows:
+entry K_ij is known to +-floor * sqrt(K_ii K_jj). Two bounds on the eigenvalues of H = diag(w) K diag(w) follow, and the
+smaller counts (`eigenvalue_error`). Weyl: none is off by more than floor * tr H. Relative, for a graded matrix (Demmel
+&
+Veselic 1992): with A the Gram of the unit rows, none is off by more than the part R * floor / lambda_min(A) of itself;
+a row of small weight is known as well, relative to its size, as a row of large weight. An eigenvalue within its error,
+save
+the largest, is set to 0, and all five ranks come from that one truncated spectrum, so that stable <= participation <=
+effective <= entropy <= numerical rank always holds. `floor_interval` says what the effective and the entropy rank could
+have been.
 """
 
 from __future__ import annotations
@@ -89,15 +93,34 @@ def unit_rows(gram_RR: ArrayLike) -> Array:
     return weighted_gram(gram, scale_R)
 
 
-def eigenvalue_error(gram_RR: ArrayLike, weights_R: ArrayLike | None = None, floor: ArrayLike = 0.0) -> Array:
-    """Bound on the error of every eigenvalue of diag(w) K diag(w): max(floor, 2^-46) * max|K| * sum w^2, shape (...).
+def absolute_error(gram_RR: ArrayLike, weights_R: ArrayLike | None = None, floor: ArrayLike = 0.0) -> Array:
+    """Weyl's bound on the error of every eigenvalue of H = diag(w) K diag(w): max(floor, 2^-46) * tr H, shape (...).
 
+    The Frobenius norm of the entrywise bound floor * |w_i| sqrt(K_ii) |w_j| sqrt(K_jj) is floor * tr H.
+    """
+    diagonal_R = np.diagonal(weighted_gram(gram_RR, weights_R), axis1=-2, axis2=-1)
+    relative = np.maximum(np.asarray(floor, dtype=np.float64), ROUNDING_FLOOR)
+    return np.asarray(relative * np.abs(diagonal_R).sum(axis=-1))
+
+
+def eigenvalue_error(gram_RR: ArrayLike, weights_R: ArrayLike | None = None, floor: ArrayLike = 0.0) -> Array:
+    """Bound on the error of each eigenvalue of diag(w) K diag(w), largest eigenvalue first, shape (..., R).
+
+    The smaller of `absolute_error` and, where R * floor < lambda_min(A), the relative bound: x' dH x = (Dx)' E (Dx) <=
+    |E| |Dx|^2 <= |E| / lambda_min(A) x' H x, with D the row norms of H, |E| <= R * floor, and then Courant-Fischer.
     This is the stated threshold of the numerical rank: an eigenvalue at or below it is not told from zero.
     """
-    gram = _checked(gram_RR)
-    weights = np.ones(gram.shape[-1]) if weights_R is None else np.asarray(weights_R, dtype=np.float64)
+    gram = weighted_gram(gram_RR, weights_R)
+    R = gram.shape[-1]
     relative = np.maximum(np.asarray(floor, dtype=np.float64), ROUNDING_FLOOR)
-    return np.asarray(relative * np.abs(gram).max(axis=(-2, -1)) * (weights**2).sum(axis=-1))
+    # A row of weight zero takes no part; 1 on its diagonal cannot be the least eigenvalue of a unit-diagonal matrix.
+    empty_R = np.diagonal(gram, axis1=-2, axis2=-1) <= 0
+    least = np.linalg.eigvalsh(unit_rows(gram) + empty_R[..., None] * np.eye(R))[..., 0]
+    share = np.divide(R * relative, least, out=np.full(np.shape(least), np.inf), where=least > 0)
+    absolute = absolute_error(gram, None, floor)[..., None]
+    share = np.where(share < 1, share, np.inf)[..., None]
+    own = eigenvalues(gram)
+    return np.minimum(absolute, np.multiply(own, share, out=np.full(own.shape, np.inf), where=np.isfinite(share)))
 
 
 def eigenvalues(gram_RR: ArrayLike, weights_R: ArrayLike | None = None) -> Array:
@@ -118,11 +141,11 @@ def singular_values(gram_RR: ArrayLike, weights_R: ArrayLike | None = None, floo
 
 
 def truncated(eigenvalues_R: Array, error: Array) -> Array:
-    """Singular values from eigenvalues (largest first) known to +-`error` (...): those within it are 0.
+    """Singular values from eigenvalues (largest first) known to +-`error`, (..., R) or (..., 1): those within it are 0.
 
     The largest stays whatever the error, since a matrix that is not zero has rank 1 at least.
     """
-    kept = eigenvalues_R > np.asarray(error)[..., None]
+    kept = eigenvalues_R > error
     kept[..., 0] = True
     return np.sqrt(np.where(kept, eigenvalues_R, 0.0))
 
@@ -238,8 +261,8 @@ def floor_interval(
 ) -> tuple[Array, Array]:
     """Least and greatest value that `quantity` (effective_rank or entropy_rank) can have, given the precision floor.
 
-    Every eigenvalue is known to +-delta (`eigenvalue_error`), so s_j lies in [sqrt(max(0, e_j - delta)), sqrt(e_j +
-    delta)]. Both quantities first grow and then fall in each s_j, so the minimum is at a corner of that box, with the
+    Eigenvalue e_j is known to +-delta_j (`eigenvalue_error`), so s_j lies in [sqrt(max(0, e_j - delta_j)), sqrt(e_j +
+    delta_j)]. Both quantities first grow and then fall in each s_j, so the minimum is at a corner of that box, with the
     largest values at their upper and the rest at their lower ends. Their super-level sets are convex, so the maximum
     brings every s_j as near as it may to one common level, found by bisection. Rows of zero weight add nothing. Shape
     (...) each.
@@ -248,7 +271,7 @@ def floor_interval(
     gram = _checked(gram_RR)
     R = gram.shape[-1]
     eigenvalues_R = eigenvalues(gram, weights_R)
-    delta = eigenvalue_error(gram, weights_R, floor)[..., None]
+    delta = eigenvalue_error(gram, weights_R, floor)
     weights = np.ones(R) if weights_R is None else np.asarray(weights_R, dtype=np.float64)
     active = np.arange(R) < (weights != 0).sum(axis=-1)[..., None]
     low_R = np.where(active, np.sqrt(np.clip(eigenvalues_R - delta, 0.0, None)), 0.0)
@@ -300,9 +323,7 @@ def null_measured_norms(gram_RR: ArrayLike, weights_R: ArrayLike | None = None) 
     return effective_rank(norms_R if weights_R is None else np.abs(np.asarray(weights_R)) * norms_R)
 
 
-def null_gaussian(
-    gram_RR: ArrayLike, weights_R: ArrayLike | None, rng: np.random.Generator, draws: int = 32
-) -> Array:
+def null_gaussian(gram_RR: ArrayLike, weights_R: ArrayLike | None, rng: np.random.Generator, draws: int = 32) -> Array:
     """Mean effective rank of weighted Gaussian scores that have the group's own spectrum. Shape (..., R, R) -> (...).
 
     psi_i ~ N(0, Sigma) independently, Sigma with the eigenvalues of K / R: then K* = Z diag(eigenvalues of K / R) Z'

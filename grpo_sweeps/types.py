@@ -27,7 +27,8 @@ RowKind = Literal["scores", "loss"]
 
 @dataclass(frozen=True, slots=True)
 class Problem:
-    """One problem of a task. `answer` is the reference answer alone ("18"), `solution` the worked text that ends in it."""
+    """One problem of a task. `answer` is the reference answer alone ("18"), `solution` the worked text that ends in
+    it."""
 
     id: str
     question: str
@@ -94,8 +95,9 @@ class GroupRecord:
 
     The gradient matrix of the paper is diag(weights) Psi, Psi the R x D matrix of scores; its Gram is
     diag(w) K diag(w) with K = `gram`. `gram` is None for a group that was not measured (all rewards equal, or a step
-    without measurement). `floor` is the relative precision of K's entries (of the largest one), from the training dtype.
-    Lists are of length R. `logprob_sums`: sum over the rollout's tokens of log pi under the policy that is differentiated.
+    without measurement). `floor` is the relative precision of K's entries (of the largest one), from the training
+    dtype. Lists are of length R. `logprob_sums`: sum over the rollout's tokens of log pi under the policy that is
+    differentiated.
     """
 
     step: int
@@ -122,7 +124,8 @@ class GroupRecord:
 
 @dataclass(frozen=True, slots=True)
 class EvalRecord:
-    """One held-out problem at one evaluation: correct answers among `samples` at temperature 1, and the greedy verdict."""
+    """One held-out problem at one evaluation: correct answers among `samples` at temperature 1, and the greedy
+    verdict."""
 
     step: int
     problem_id: str

@@ -1,8 +1,8 @@
 """From advantages to row weights: how the tokens of a rollout and the rollouts of a step are averaged.
 
 The objective of a step is sum_i w_i log pi(rollout i), so that w_i is the factor in front of the score psi_i. The
-normaliser is global over the step (all N = G R rollouts, those of all-equal groups included), so that one micro-batch of
-8 rows and eight of one row give the same gradient.
+normaliser is global over the step (all N = G R rollouts, those of all-equal groups included), so that one micro-batch
+of 8 rows and eight of one row give the same gradient.
 """
 
 from __future__ import annotations
@@ -34,7 +34,9 @@ def row_weights(advantages_GR: Tensor, lengths_GR: Tensor, aggregation: str, max
         ValueError: for another aggregation, shapes that differ, or an empty completion.
     """
     if advantages_GR.shape != lengths_GR.shape:
-        raise ValueError(f"advantages {tuple(advantages_GR.shape)} and lengths {tuple(lengths_GR.shape)} differ in shape")
+        raise ValueError(
+            f"advantages {tuple(advantages_GR.shape)} and lengths {tuple(lengths_GR.shape)} differ in shape"
+        )
     if int(lengths_GR.min()) < 1:
         raise ValueError("a completion of 0 tokens: the end-of-sequence token counts, so the least length is 1")
     advantages_GR = advantages_GR.to(torch.float64)

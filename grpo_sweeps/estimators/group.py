@@ -11,7 +11,8 @@ from torch import Tensor
 
 
 def grpo(rewards_GR: Tensor) -> Tensor:
-    """Group-mean baseline: A_i = r_i - mean_j r_j (arXiv 2606.29238, Eq 15; the estimator of Dr. GRPO, arXiv 2503.20783).
+    """Group-mean baseline: A_i = r_i - mean_j r_j (arXiv 2606.29238, Eq 15; the estimator of Dr. GRPO, arXiv
+    2503.20783).
 
     E[sum_i A_i psi_i / R] = (R - 1)/R grad J: a factor, no change of direction.
 
@@ -31,7 +32,8 @@ def grpo(rewards_GR: Tensor) -> Tensor:
 def grpo_std(rewards_GR: Tensor, ddof: int = 1, eps: float = 1e-4) -> Tensor:
     """Group mean and standard deviation: A_i = (r_i - mean) / (std + eps) (DeepSeekMath, arXiv 2402.03300).
 
-    Only the standard deviation differs from `grpo`; there is no clipping here. `ddof` = 1 divides the squared deviations
+    Only the standard deviation differs from `grpo`; there is no clipping here. `ddof` = 1 divides the squared
+    deviations
     by R - 1, `ddof` = 0 by R: for the rewards 0, 1 the advantages are +-0.707 and +-1 respectively (eps = 0).
 
     Args:
@@ -56,7 +58,8 @@ def grpo_std(rewards_GR: Tensor, ddof: int = 1, eps: float = 1e-4) -> Tensor:
 
 
 def rloo(rewards_GR: Tensor) -> Tensor:
-    """Leave-one-out baseline: A_i = r_i - mean_{j != i} r_j = R/(R - 1) (r_i - mean) (Kool et al. 2019; arXiv 2402.14740).
+    """Leave-one-out baseline: A_i = r_i - mean_{j != i} r_j = R/(R - 1) (r_i - mean) (Kool et al. 2019; arXiv
+    2402.14740).
 
     Unbiased: E[sum_i A_i psi_i / R] = grad J.
 

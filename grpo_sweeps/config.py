@@ -1,0 +1,285 @@
+"""Typed configuration: dataclass schemas, range checks, and the one conversion from Hydra's composed config.
+
+Everything past `RunConfig.from_composed` handles plain frozen dataclasses; only this module, `config_schema`,
+`sweep/`, the launcher plugin and the entry points know Hydra, and this one imports OmegaConf only where a composed
+config comes in.
+
+A configuration has one written form, the one that Hydra composes: nested mappings in which `task`, `reward` and
+`estimator` hold `_target_` and the function's keyword arguments side by side. `from_mapping` reads it, `to_mapping`
+writes it, the run's config.yaml holds it.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import types
+import typing
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from grpo_sweeps.types import ConfigError
+
+
+@dataclass(frozen=True)
+class LoraConfig:
+    """LoRA through peft (extra `lora`). `r = 0` switches it off."""
+
+    r: int = 0
+    alpha: int = 16
+    targets: str = "all-linear"
+
+
+@dataclass(frozen=True)
+class ModelConfig:
+    """A causal language model by transformers' Auto classes.
+
+    path: "embedded" (the tiny model inside the package), a hub id, a local folder or a GGUF file.
+    random: keep the configuration, draw the weights (to measure cost without weights).
+    """
+
+    name: str
+    path: str
+    revision: str | None = None
+    dtype: str = "float32"  # float32 | bfloat16 | float16 | float64
+    attention: str = "sdpa"  # sdpa | eager
+    random: bool = False
+    gradient_checkpointing: bool = False
+    chat_template: bool = False  # wrap the prompt by the tokenizer's chat template
+    trust_remote_code: bool = False
+    lora: LoraConfig = field(default_factory=LoraConfig)
+
+
+@dataclass(frozen=True)
+class FunctionConfig:
+    """A function by dotted path and its keyword arguments (task, reward, estimator): open to users' own code."""
+
+    target: str
+    kwargs: dict[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class TaskConfig:
+    """A task function and how its problems become prompts. `{question}` is replaced in `prompt`."""
+
+    name: str
+    function: FunctionConfig
+    prompt: str
+    stop: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class RolloutConfig:
+    """Sampling of training rollouts. Nothing but the temperature shapes the distribution (no top-p, no top-k)."""
+
+    temperature: float = 1.0
+    max_new_tokens: int = 128
+    batch: int = 256  # rows sampled at once
+
+
+@dataclass(frozen=True)
+class AnalysisConfig:
+    """What is measured and how often."""
+
+    every: int = 1  # steps between Grams; 0 = off
+    groups: str = "mixed"  # mixed | all
+    by: str = "whole"  # whole | layer | parameter
+    check_every: int = 10  # steps between norm checks where a micro-batch holds several groups
+    keep_completions_every: int = 10  # steps between kept samples of completions; 0 = off
+
+
+@dataclass(frozen=True)
+class TrainerConfig:
+    """Optimisation (AdamW with float32 master weights), evaluation, checkpoints."""
+
+    steps: int = 50
+    prompts: int = 8  # groups per step
+    micro_batch: int | None = None  # rows; a multiple of R; None = as many whole groups as fit 32 rows (at least one)
+    lr: float = 1e-6
+    betas: tuple[float, float] = (0.9, 0.95)
+    weight_decay: float = 0.0
+    warmup_steps: int = 0
+    schedule: str = "constant"  # constant | linear | cosine
+    max_grad_norm: float = 1.0  # 0 = no clipping
+    eval_every: int = 25  # 0 = never; otherwise also before step 0 and after the last
+    eval_problems: int = 256
+    eval_samples: int = 4
+    checkpoint_every: int = 25
+    keep_checkpoints: int = 1
+    device: str = "auto"  # auto | cpu | cuda | cuda:N
+
+
+@dataclass(frozen=True)
+class TrackingConfig:
+    """Where the copy of the local record goes: kind = mlflow | local. uri None = MLFLOW_TRACKING_URI or SQLite here."""
+
+    kind: str = "mlflow"
+    uri: str | None = None
+    experiment: str = "grpo_sweeps"
+
+
+@dataclass(frozen=True)
+class RunConfig:
+    """One run, whole. Made by `from_composed`, stored resolved as the run's config.yaml."""
+
+    R: int
+    seed: int
+    sweep: str
+    aggregation: str  # sum | length | token_mean | constant
+    runs_dir: str
+    model: ModelConfig
+    task: TaskConfig
+    reward: FunctionConfig
+    estimator: FunctionConfig
+    rollout: RolloutConfig
+    analysis: AnalysisConfig
+    trainer: TrainerConfig
+    tracking: TrackingConfig
+
+    @classmethod
+    def from_mapping(cls, mapping: Mapping[str, Any]) -> RunConfig:
+        """The configuration in its written form -> typed. Raises ConfigError for an unknown or a missing key.
+
+        `redo` and `dry_run` belong to the launch, not to the run, and are passed over.
+        """
+        plain = {key: value for key, value in mapping.items() if key not in LAUNCH_KEYS}
+        parts: dict[str, Any] = {}
+        for key, kind in (("reward", _function), ("estimator", _function), ("task", _task)):
+            if isinstance(plain.get(key), Mapping):
+                parts[key] = kind(plain.pop(key), key)
+        built = _build(cls, plain | parts)
+        model = dataclasses.replace(built.model, path=_expanded(built.model.path))
+        return dataclasses.replace(built, model=model, runs_dir=_expanded(built.runs_dir))
+
+    @classmethod
+    def from_composed(cls, composed: Any) -> RunConfig:
+        """Hydra's composed config (with or without its `hydra` node) -> typed; the one place where the two meet.
+
+        A `sweep` that is not given is the name of the chosen file of sweeps/, else `adhoc`.
+        """
+        from omegaconf import OmegaConf, flag_override
+
+        sweep = OmegaConf.select(composed, "sweep", default=None)
+        choice = OmegaConf.select(composed, "hydra.runtime.choices.sweeps", default=None)
+        with flag_override(composed, ["struct", "readonly"], [False, False]):
+            task = composed.copy()
+            task.pop("hydra", None)
+        plain = OmegaConf.to_container(task, resolve=True, throw_on_missing=True)
+        assert isinstance(plain, dict)
+        named = {str(key): value for key, value in plain.items()}
+        named["sweep"] = sweep or (str(choice).rsplit("/", 1)[-1] if choice else ADHOC)
+        return cls.from_mapping(named)
+
+
+ADHOC = "adhoc"  # the sweep of runs that were given on the command line alone
+LAUNCH_KEYS = ("redo", "dry_run")
+TASK_KEYS = ("name", "prompt", "stop")
+
+
+_SHAPES = (
+    "is not offered: it would change the distribution that rollouts come from, and with it their log-probabilities"
+)
+# Keys that people know from other trainers and that are left out on purpose.
+NOT_OFFERED = {name: f"{label} {_SHAPES}; set rollout.temperature" for name, label in (
+    ("top_p", "top-p"), ("top_k", "top-k"), ("min_p", "min-p"))}  # fmt: skip
+
+
+def shown(value: object) -> str:
+    """A value as it is written in YAML and on the command line."""
+    return "null" if value is None else str(value).lower() if isinstance(value, bool) else str(value)
+
+
+def to_mapping(config: RunConfig) -> dict[str, Any]:
+    """Typed -> the written form, of plain values that YAML and JSON hold. The inverse of `RunConfig.from_mapping`."""
+    mapping = _plain(config)
+    for key in ("reward", "estimator"):
+        mapping[key] = {"_target_": mapping[key]["target"], **mapping[key]["kwargs"]}
+    task = mapping["task"]
+    function = task.pop("function")
+    mapping["task"] = {"_target_": function["target"], **task, **function["kwargs"]}
+    return mapping
+
+
+def flatten(mapping: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    """Nested mappings -> one level with dotted keys; an empty mapping stays as a value."""
+    flat: dict[str, Any] = {}
+    for key, value in mapping.items():
+        if isinstance(value, Mapping) and value:
+            flat |= flatten(value, f"{prefix}{key}.")
+        else:
+            flat[f"{prefix}{key}"] = value
+    return flat
+
+
+def _plain(value: Any) -> Any:
+    """Dataclasses -> dicts, tuples -> lists, all the way down."""
+    if dataclasses.is_dataclass(value):
+        return {item.name: _plain(getattr(value, item.name)) for item in dataclasses.fields(value)}
+    if isinstance(value, Mapping):
+        return {str(key): _plain(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [_plain(item) for item in value]
+    return value
+
+
+def _function(mapping: Mapping[str, Any], key: str) -> FunctionConfig:
+    kwargs = dict(mapping)
+    target = kwargs.pop("_target_", None)
+    if not isinstance(target, str) or not target:
+        raise ConfigError(f"{key}._target_={target}: give the dotted path of a function, such as my_module.my_{key}")
+    return FunctionConfig(target=target, kwargs=kwargs)
+
+
+def _task(mapping: Mapping[str, Any], key: str) -> TaskConfig:
+    rest = {name: value for name, value in mapping.items() if name not in TASK_KEYS}
+    function = _function(rest, key)
+    name = mapping.get("name") or function.target.rsplit(".", 1)[-1]
+    stop = mapping.get("stop") or ()
+    if isinstance(stop, str):
+        raise ConfigError(f"{key}.stop={stop!r}: a list of strings is expected, such as {key}.stop=[{stop!r}]")
+    prompt = mapping.get("prompt", "{question}")
+    return TaskConfig(name=str(name), function=function, prompt=prompt, stop=tuple(str(item) for item in stop))
+
+
+def _build(cls: type, mapping: Mapping[str, Any], prefix: str = "") -> Any:
+    """A frozen dataclass from a mapping, by its fields' types; nested dataclasses and tuples are converted."""
+    hints = typing.get_type_hints(cls)
+    fields = {item.name: item for item in dataclasses.fields(cls)}
+    for key in mapping:
+        if key not in fields:
+            reason = NOT_OFFERED.get(key, f"no such key; allowed here: {', '.join(fields)}")
+            raise ConfigError(f"{prefix}{key}={shown(mapping[key])}: {reason}")
+    values: dict[str, Any] = {}
+    for name, item in fields.items():
+        if name in mapping:
+            values[name] = _converted(hints[name], mapping[name], prefix + name)
+        elif item.default is dataclasses.MISSING and item.default_factory is dataclasses.MISSING:
+            raise ConfigError(f"{prefix}{name}: a value is required and none is given")
+    return cls(**values)
+
+
+def _converted(hint: Any, value: Any, key: str) -> Any:
+    """`value` as the annotated type; ConfigError with the key where it is of another type."""
+    if dataclasses.is_dataclass(hint) and isinstance(hint, type):
+        if isinstance(value, hint):
+            return value
+        if not isinstance(value, Mapping):
+            raise ConfigError(f"{key}={value}: a group of keys is expected, not a single value")
+        return _build(hint, value, key + ".")
+    if typing.get_origin(hint) is tuple:
+        if isinstance(value, str) or not isinstance(value, list | tuple):
+            raise ConfigError(f"{key}={value}: a list is expected")
+        return tuple(value)
+    options = typing.get_args(hint) if isinstance(hint, types.UnionType) else (hint,)
+    if float in options and isinstance(value, int) and not isinstance(value, bool):
+        return float(value)
+    fits = any(option is Any or (isinstance(option, type) and isinstance(value, option)) for option in options)
+    if not fits or (isinstance(value, bool) and bool not in options):
+        names = " or ".join("null" if option is type(None) else option.__name__ for option in options)
+        raise ConfigError(f"{key}={shown(value)}: a value of type {names} is expected")
+    return value
+
+
+def _expanded(path: str) -> str:
+    return str(Path(path).expanduser()) if path.startswith("~") else path

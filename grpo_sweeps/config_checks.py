@@ -1,0 +1,248 @@
+"""Checks of a whole configuration: what its types cannot say. Each failure is one sentence with key, value and what
+is allowed.
+
+`check` is cheap (it imports neither torch nor the user's code) and comes first, for every run of a sweep;
+`check_functions` imports the functions that the configuration names and compares their signatures with its keys.
+"""
+
+from __future__ import annotations
+
+import inspect
+import math
+import os
+import re
+from collections.abc import Callable
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+from grpo_sweeps.config import FunctionConfig, ModelConfig, RunConfig, flatten, shown, to_mapping
+from grpo_sweeps.types import ConfigError
+
+DTYPES = ("float32", "bfloat16", "float16", "float64")
+ATTENTIONS = ("sdpa", "eager")
+AGGREGATIONS = ("sum", "length", "token_mean", "constant")
+SCHEDULES = ("constant", "linear", "cosine")
+ANALYSIS_GROUPS = ("mixed", "all")
+ANALYSIS_BY = ("whole", "layer", "parameter")
+TRACKING = ("mlflow", "local")
+REDO = (None, "failed", "stale", "all")
+# Estimators whose baseline is made of the other rollouts of the group: with one rollout their advantage is always 0.
+GROUP_BASELINES = tuple(f"grpo_sweeps.estimators.group.{name}" for name in ("grpo", "grpo_std", "rloo"))
+GSM8K = "grpo_sweeps.tasks.gsm8k.gsm8k"
+NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
+HUB_ID = re.compile(r"[\w.-]+(/[\w.-]+)?")
+DEVICE = re.compile(r"auto|cpu|cuda(:\d+)?")
+
+
+def check(config: RunConfig) -> None:
+    """Raise ConfigError for the first thing that is out of range or cannot work together."""
+    _check_finite(config)
+    _check_top(config)
+    _check_model(config.model)
+    _check_task(config)
+    _check_rollout_and_analysis(config)
+    _check_trainer(config)
+    _check_group(config)
+    _check_tracking(config)
+
+
+def check_launch(redo: str | None) -> None:
+    """The launch's own keys."""
+    _one_of("redo", redo, REDO)
+
+
+def check_sweep_name(name: str) -> None:
+    """Names become folders."""
+    if not NAME.fullmatch(name) or len(name) > 100:
+        raise ConfigError(
+            f"sweep={name}: a sweep's name becomes a folder, so letters, digits, '.', '_' and '-' are allowed "
+            f"(at most 100, no '/')"
+        )
+
+
+def check_functions(config: RunConfig) -> None:
+    """Import task, reward and estimator and see that they take the keys they are given. May import torch."""
+    from grpo_sweeps.functions import load_function
+
+    functions = (("task", config.task.function, 0), ("reward", config.reward, 3), ("estimator", config.estimator, 1))
+    for key, function, positional in functions:
+        _check_types(load_function(function, key, positional), function, key)
+
+
+def _check_types(bound: Callable[..., Any], function: FunctionConfig, key: str) -> None:
+    """Keys whose parameter is annotated with a plain type must have it: a text for a number would fail after the
+    start."""
+    target = getattr(bound, "func", bound)
+    try:
+        parameters = inspect.signature(target, eval_str=True).parameters
+    except (NameError, TypeError, ValueError):
+        return  # built in, or annotated with names that exist only for type checkers: nothing can be said
+    for name, value in function.kwargs.items():
+        kind = parameters[name].annotation if name in parameters else None
+        if kind not in (int, float, bool, str):
+            continue
+        right = isinstance(value, (int, float) if kind is float else kind) and (
+            kind is bool or not isinstance(value, bool)
+        )
+        if not right:
+            _fail(f"{key}.{name}", value, f"{function.target} expects a value of type {kind.__name__}")
+
+
+def _fail(key: str, value: object, allowed: str) -> None:
+    raise ConfigError(f"{key}={shown(value)}: {allowed}")
+
+
+def _one_of(key: str, value: object, allowed: tuple[Any, ...]) -> None:
+    if value not in allowed:
+        _fail(key, value, f"choose one of {', '.join(map(shown, allowed))}")
+
+
+def _at_least(key: str, value: float, least: float) -> None:
+    if value < least:
+        _fail(key, value, f"at least {least} is needed")
+
+
+def _check_finite(config: RunConfig) -> None:
+    for key, value in flatten(to_mapping(config)).items():
+        for item in value if isinstance(value, list) else [value]:
+            if isinstance(item, float) and not math.isfinite(item):
+                _fail(key, value, "a finite number is needed")
+
+
+def _check_top(config: RunConfig) -> None:
+    _at_least("R", config.R, 1)
+    if not 0 <= config.seed < 2**32:
+        _fail("seed", config.seed, "an integer from 0 to 4294967295 is needed")
+    check_sweep_name(config.sweep)
+    _one_of("aggregation", config.aggregation, AGGREGATIONS)
+    if not config.runs_dir or (Path(config.runs_dir).exists() and not Path(config.runs_dir).is_dir()):
+        _fail("runs_dir", config.runs_dir, "a folder is needed, or a path where one can be made")
+
+
+def _check_model(model: ModelConfig) -> None:
+    _one_of("model.dtype", model.dtype, DTYPES)
+    _one_of("model.attention", model.attention, ATTENTIONS)
+    _at_least("model.lora.r", model.lora.r, 0)
+    if model.lora.r and find_spec("peft") is None:
+        _fail(
+            "model.lora.r",
+            model.lora.r,
+            "needs the package peft (pip install 'grpo_sweeps[lora]'), or 0 to train all weights",
+        )
+    if model.path == "embedded":
+        return
+    path = Path(model.path)
+    local = model.path.startswith((".", "/", "~")) or model.path.endswith(".gguf") or not HUB_ID.fullmatch(model.path)
+    if not path.exists() and local:
+        _fail(
+            "model.path",
+            model.path,
+            "no such file or folder; give 'embedded', a hub id (owner/name), a local folder or a GGUF file",
+        )
+    if path.is_dir() and not (path / "config.json").is_file():
+        _fail(
+            "model.path",
+            model.path,
+            "the folder has no config.json; give a folder written by save_pretrained, or a GGUF file",
+        )
+    if path.is_file() and path.suffix != ".gguf":
+        _fail(
+            "model.path",
+            model.path,
+            "of single files only GGUF (*.gguf) can be read; give the folder for anything else",
+        )
+    if path.exists() and not os.access(path, os.R_OK):
+        _fail("model.path", model.path, "is not readable by this user; give a readable folder or GGUF file")
+    if path.is_file() and find_spec("gguf") is None:
+        _fail(
+            "model.path",
+            model.path,
+            "needs the package gguf (pip install 'grpo_sweeps[gguf]'), or a safetensors folder",
+        )
+
+
+def _check_task(config: RunConfig) -> None:
+    prompt = config.task.prompt
+    if not isinstance(prompt, str) or "{question}" not in prompt:
+        _fail("task.prompt", repr(prompt), "must be a text that contains {question}")
+    if any(not text for text in config.task.stop):
+        _fail("task.stop", list(config.task.stop), "stop strings must not be empty")
+    if config.task.function.target == GSM8K:
+        _check_gsm8k(config.task.function.kwargs.get("path"))
+
+
+def _check_gsm8k(path: object) -> None:
+    if path is None:
+        if find_spec("datasets") is None:
+            _fail("task.path", None, "needs the package datasets, or task.path=FOLDER with train.jsonl and test.jsonl")
+        return
+    folder = Path(str(path)).expanduser()
+    for name in ("train.jsonl", "test.jsonl"):
+        file = folder / name
+        if not file.is_file() or not os.access(file, os.R_OK):
+            _fail(
+                "task.path",
+                path,
+                f"a folder with readable train.jsonl and test.jsonl is needed, and {name} is not there",
+            )
+
+
+def _check_rollout_and_analysis(config: RunConfig) -> None:
+    rollout, analysis = config.rollout, config.analysis
+    if rollout.temperature <= 0:
+        _fail(
+            "rollout.temperature",
+            rollout.temperature,
+            "a number above 0 is needed (greedy decoding is for evaluation only)",
+        )
+    _at_least("rollout.max_new_tokens", rollout.max_new_tokens, 1)
+    _at_least("rollout.batch", rollout.batch, 1)
+    for key in ("every", "check_every", "keep_completions_every"):
+        _at_least(f"analysis.{key}", getattr(analysis, key), 0)
+    _one_of("analysis.groups", analysis.groups, ANALYSIS_GROUPS)
+    _one_of("analysis.by", analysis.by, ANALYSIS_BY)
+
+
+def _check_trainer(config: RunConfig) -> None:
+    trainer = config.trainer
+    for key, least in (
+        ("steps", 1), ("prompts", 1), ("lr", 0), ("weight_decay", 0), ("warmup_steps", 0), ("max_grad_norm", 0),
+        ("eval_every", 0), ("eval_problems", 1), ("eval_samples", 1), ("checkpoint_every", 0), ("keep_checkpoints", 1),
+    ):  # fmt: skip
+        _at_least(f"trainer.{key}", getattr(trainer, key), least)
+    _one_of("trainer.schedule", trainer.schedule, SCHEDULES)
+    if len(trainer.betas) != 2 or not all(0 <= beta < 1 for beta in trainer.betas):
+        _fail("trainer.betas", list(trainer.betas), "two numbers from 0 to below 1 are needed")
+    if not DEVICE.fullmatch(trainer.device):
+        _fail("trainer.device", trainer.device, "choose one of auto, cpu, cuda, cuda:N")
+
+
+def _check_group(config: RunConfig) -> None:
+    """What must fit the group size R."""
+    target = config.estimator.target
+    if config.R == 1 and target in GROUP_BASELINES:
+        name = target.rsplit(".", 1)[-1]
+        _fail(
+            "R",
+            1,
+            f"the baseline of estimator={name} needs at least R=2 rollouts in a group; R=1 works with "
+            f"estimator=reinforce",
+        )
+    micro = config.trainer.micro_batch
+    if micro is not None and (micro < 1 or micro % config.R):
+        _fail("trainer.micro_batch", micro, f"whole groups are needed: a multiple of R={config.R}, or null")
+
+
+def _check_tracking(config: RunConfig) -> None:
+    tracking = config.tracking
+    _one_of("tracking.kind", tracking.kind, TRACKING)
+    if not tracking.experiment:
+        _fail("tracking.experiment", "''", "a name is needed")
+    if tracking.uri and re.search(r"://[^/]*@", tracking.uri):
+        raise ConfigError(
+            "tracking.uri: must hold no user name or password, because the configuration is stored; "
+            "set MLFLOW_TRACKING_USERNAME and MLFLOW_TRACKING_PASSWORD in the environment instead"
+        )
+    if tracking.kind == "mlflow" and find_spec("mlflow") is None:
+        _fail("tracking", "mlflow", "the package mlflow is not installed; install it, or choose tracking=local")

@@ -1,0 +1,7 @@
+"""Exact Grams of per-rollout gradients in one backward. Public: GradientGram, its errors, verify_against_autograd."""
+
+from grpo_sweeps.engine.gram.gram import GradientGram, GramCheckError, Measurement
+from grpo_sweeps.engine.gram.layout import GramError
+from grpo_sweeps.engine.gram.verify import Verification, verify_against_autograd
+
+__all__ = ["GradientGram", "GramCheckError", "GramError", "Measurement", "Verification", "verify_against_autograd"]

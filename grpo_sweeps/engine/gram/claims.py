@@ -1,0 +1,164 @@
+"""Which module claims which trainable parameter: exactly one claim each, or a refusal that names it.
+
+What is known: nn.Linear, transformers' Conv1D, nn.Embedding (one of each may share a weight: a tied head), norm
+layers with a weight of shape (H,). LoRA needs nothing of its own: peft's factors are nn.Linear modules, and frozen
+parameters are skipped.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Literal
+
+from torch import nn
+
+from grpo_sweeps.engine.gram.layout import GramError
+from grpo_sweeps.engine.gram.norm import takes_row_weights
+
+Kind = Literal["linear", "conv1d", "embedding", "layer_norm", "rms_norm", "row_norm", "bias"]
+COVERED = "nn.Linear, Conv1D, nn.Embedding, layer norms and RMS norms"
+
+
+@dataclass(frozen=True)
+class Claim:
+    """One use of one trainable parameter."""
+
+    name: str
+    parameter: nn.Parameter
+    module_name: str
+    module: nn.Module
+    attribute: str
+    kind: Kind
+
+
+def claim_parameters(model: nn.Module) -> list[Claim]:
+    """Every trainable parameter's use or, for a tied weight, two uses. Raises GramError naming what is not covered."""
+    refuse_couplings(model)
+    names = {id(parameter): name for name, parameter in model.named_parameters()}
+    claims: dict[int, list[Claim]] = {}
+    for module_name, module in model.named_modules():
+        for attribute, parameter in module._parameters.items():
+            if parameter is None or not parameter.requires_grad:
+                continue
+            name = names[id(parameter)]
+            refuse_storage(name, parameter)
+            kind = kind_of(name, module_name, module, attribute)
+            claims.setdefault(id(parameter), []).append(Claim(name, parameter, module_name, module, attribute, kind))
+    for uses in claims.values():
+        refuse_sharing(uses)
+    if not claims:
+        raise GramError("the model has no trainable parameter: nothing to measure")
+    refuse_devices(claims)
+    return [claim for uses in claims.values() for claim in uses]
+
+
+def kind_of(name: str, module_name: str, module: nn.Module, attribute: str) -> Kind:
+    """How the module uses the parameter, or GramError."""
+    where = f"parameter {name} of module {module_name or '(the model itself)'} ({type(module).__name__})"
+    if "forward" in module.__dict__:
+        raise GramError(f"{where}: the module's forward was replaced on the instance, so what it computes is unknown")
+    if attribute not in ("weight", "bias"):
+        raise GramError(
+            f"{where} is not covered; known are {COVERED}. Freeze it with requires_grad_(False) or extend "
+            "claims.kind_of"
+        )
+    kind = weight_kind(where, module)
+    if kind is None or (attribute == "bias" and kind in ("embedding", "rms_norm", "row_norm")):
+        raise GramError(
+            f"{where} is not covered; known are {COVERED}. Freeze it with requires_grad_(False) or extend "
+            "claims.kind_of"
+        )
+    return "bias" if attribute == "bias" else kind
+
+
+def weight_kind(where: str, module: nn.Module) -> Kind | None:
+    """The kind by the forward that will run, not by the class alone: a subclass may compute something else."""
+    forward = type(module).forward
+    if forward is nn.Linear.forward:
+        return "linear"
+    if _is_conv1d(module):
+        return "conv1d"
+    if type(module) is nn.Embedding:
+        if module.max_norm is not None or module.scale_grad_by_freq or module.sparse:
+            raise GramError(
+                f"{where}: max_norm, scale_grad_by_freq and sparse gradients of an embedding are not covered"
+            )
+        return "embedding"
+    if forward is nn.LayerNorm.forward or _is_layer_norm_1p(module):
+        return "layer_norm" if len(module.normalized_shape) == 1 else None  # type: ignore[arg-type]
+    if forward is nn.RMSNorm.forward:
+        return "rms_norm" if len(module.normalized_shape) == 1 else None  # type: ignore[arg-type]
+    if "Norm" in type(module).__name__ and [name for name, _ in module.named_parameters()] == ["weight"]:
+        return "row_norm" if takes_row_weights(module) else None
+    return None
+
+
+def _is_conv1d(module: nn.Module) -> bool:
+    utils = sys.modules.get("transformers.pytorch_utils")
+    return utils is not None and type(module) is utils.Conv1D
+
+
+def _is_layer_norm_1p(module: nn.Module) -> bool:
+    """Nemotron's layer norm with weight + 1: the weight's gradient is that of a plain layer norm."""
+    nemotron = sys.modules.get("transformers.models.nemotron.modeling_nemotron")
+    return nemotron is not None and type(module) is nemotron.NemotronLayerNorm1P
+
+
+def refuse_couplings(model: nn.Module) -> None:
+    """Refuse what makes a row's gradient depend on other rows, or hides the modules that would be measured."""
+    for name, module in model.named_modules():
+        kind = type(module).__name__
+        if isinstance(module, nn.modules.batchnorm._BatchNorm):
+            raise GramError(f"module {name} ({kind}) takes statistics over the batch: rows of the batch interact")
+        if kind in ("OptimizedModule", "FullyShardedDataParallel"):
+            raise GramError(f"module {name or '(the model itself)'} is a {kind}: pass the plain module that it wraps")
+    if getattr(getattr(model, "config", None), "output_router_logits", False):
+        raise GramError(
+            "config.output_router_logits=True adds a load-balancing loss over all rows: rows of the batch interact"
+        )
+
+
+def refuse_storage(name: str, parameter: nn.Parameter) -> None:
+    if hasattr(parameter, "device_mesh"):
+        raise GramError(f"parameter {name} is sharded (DTensor): the gradients of sharded parameters are not covered")
+    if not parameter.is_floating_point() or parameter.is_sparse or parameter.device.type == "meta":
+        raise GramError(
+            f"parameter {name} ({parameter.dtype}, {parameter.layout}, {parameter.device}) is not a dense float "
+            "tensor on a device"
+        )
+
+
+def refuse_sharing(uses: list[Claim]) -> None:
+    """A parameter has one use, or two: an embedding's weight that is also a linear head's."""
+    if len(uses) == 1 or sorted(use.kind for use in uses) == ["embedding", "linear"]:
+        return
+    where = " and ".join(f"{use.module_name} ({type(use.module).__name__})" for use in uses)
+    raise GramError(
+        f"parameter {uses[0].name} is shared by {where}: only an embedding tied to one linear head is covered"
+    )
+
+
+def refuse_devices(claims: dict[int, list[Claim]]) -> None:
+    first = next(iter(claims.values()))[0]
+    for use in _flat(claims):
+        if use.parameter.device != first.parameter.device:
+            raise GramError(
+                f"parameter {use.name} is on {use.parameter.device}, {first.name} on {first.parameter.device}: "
+                "one device a model is covered"
+            )
+
+
+def _flat(claims: dict[int, list[Claim]]) -> Iterator[Claim]:
+    for uses in claims.values():
+        yield from uses
+
+
+def layer_of(name: str) -> str:
+    """The layer a parameter belongs to: up to its first number ("model.layers.3"), else its module ("model.norm")."""
+    parts = name.split(".")
+    for index, part in enumerate(parts):
+        if part.isdigit():
+            return ".".join(parts[: index + 1])
+    return ".".join(parts[:-1]) or name

@@ -1,0 +1,213 @@
+"""GradientGram: exact inner products of per-rollout gradients over all trainable parameters, in one backward.
+
+For rows i with scalar row_sums[i] and psi_i its gradient over all trainable parameters, a block yields K_ij = <psi_i,
+psi_j> and adds sum_i w_i psi_i to `.grad`. Rows must not interact in the forward; no psi_i is ever held whole.
+
+    gram = GradientGram(model)
+    with gram.measure(group_sizes=[8, 8], weights=w) as m:
+        log_probs(model, batch).sum().backward()
+    m.matrices()
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import Literal, overload
+
+import torch
+from torch import Tensor, nn
+
+from grpo_sweeps.engine.gram.claims import Claim, claim_parameters, layer_of
+from grpo_sweeps.engine.gram.layout import GramError, RowLayout, reduced_float32
+from grpo_sweeps.engine.gram.linear import Form, block_bytes_for
+from grpo_sweeps.engine.gram.patch import Options, make_recorders, patch, unpatch
+from grpo_sweeps.engine.gram.precision import floor_of, tolerance_of, widest_eps
+from grpo_sweeps.engine.gram.recorder import Recorder, Workspace
+
+By = Literal["whole", "layer", "parameter"]
+
+
+class GramCheckError(GramError):
+    """A check missed. The message holds both numbers."""
+
+
+class GradientGram:
+    """Claims every trainable parameter of `model`, or raises GramError naming the parameter and module it cannot cover.
+
+    form: how linear layers are measured, "auto" by cost, "blocks" or "ghost". block_bytes: most memory of one block
+    of per-row gradients; by default 2 MB on a CPU (cache) and 256 MB on CUDA.
+    """
+
+    def __init__(self, model: nn.Module, form: Form = "auto", block_bytes: int | None = None) -> None:
+        if form not in ("auto", "blocks", "ghost"):
+            raise GramError(f"form={form!r}: auto, blocks or ghost")
+        if block_bytes is not None and block_bytes < 1:
+            raise GramError(f"block_bytes={block_bytes}: a positive number of bytes is needed")
+        self.model = model
+        self.claims = claim_parameters(model)
+        self.device = self.claims[0].parameter.device
+        self.options = Options(form, block_bytes or block_bytes_for(self.device), Workspace())
+
+    @contextmanager
+    def measure(
+        self, group_sizes: Sequence[int], weights: Sequence[float] | Tensor | None = None, cross_groups: bool = False
+    ) -> Iterator[Measurement]:
+        """Open a block for one micro-batch: one forward over sum(group_sizes) rows and one backward of their summed
+        scalars.
+
+        group_sizes: rows of each group, back to back. weights: (rows,), default 1. cross_groups: also measure the
+        products between groups. After the block `.grad` has gained sum_i w_i psi_i and the model is as it was, also
+        after an exception. Raises GramError where rows cannot be told apart, where a module runs twice, and under
+        autocast or TF32.
+        """
+        self._refuse_changes()
+        layout = RowLayout.build(group_sizes, weights, cross_groups, self.device)
+        measurement = Measurement(self.claims, layout, widest_eps(self.model.parameters()))
+        recorders = make_recorders(self.claims, layout, measurement.leaves, self.options)
+        modules = patch(recorders)
+        try:
+            yield measurement
+        finally:
+            unpatch(modules)
+            for recorder in recorders.values():
+                recorder.closed = True
+        measurement._finish(recorders)
+
+    def _refuse_changes(self) -> None:
+        claimed = {id(claim.parameter) for claim in self.claims}
+        for name, parameter in self.model.named_parameters():
+            if parameter.requires_grad != (id(parameter) in claimed):
+                raise GramError(
+                    f"parameter {name} was frozen, unfrozen or replaced since GradientGram was made: make a new one"
+                )
+            if parameter.device != self.device and parameter.requires_grad:
+                raise GramError(
+                    f"parameter {name} moved to {parameter.device} since GradientGram was made: make a new one"
+                )
+        if torch.is_autocast_enabled(self.device.type):
+            raise GramError("autocast is on, which mixes dtypes: load the model in the dtype to train in")
+        if self.device.type == "cuda" and reduced_float32():
+            raise GramError(
+                "TF32 products are on (torch.backends.cuda.matmul): the Gram wants full float32, switch them off"
+            )
+
+
+class Measurement:
+    """What a block measured. Everything but `leaves` is to be read after the block."""
+
+    def __init__(self, claims: list[Claim], layout: RowLayout, model_dtype: torch.dtype) -> None:
+        self.layout = layout
+        self._model_dtype = model_dtype
+        self._parameters = {claim.name: claim.parameter for claim in claims}
+        size = layout.flat_size + 1
+        leaves = torch.zeros(len(self._parameters), size, dtype=torch.float64, device=layout.weights_B.device)
+        self.leaves = {
+            name: leaf.requires_grad_() for name, leaf in zip(self._parameters, leaves.unbind(), strict=True)
+        }
+        self._grads_before = {name: _grad_state(parameter) for name, parameter in self._parameters.items()}
+        self._records: Tensor | None = None  # (parameters, flat_size + 1) on the host
+
+    def _finish(self, recorders: dict[Claim, Recorder]) -> None:
+        """Take the leaves' gradients to the host, after making sure that no gradient came around a claimed module."""
+        records = {name: leaf.grad for name, leaf in self.leaves.items()}
+        for name, parameter in self._parameters.items():
+            if records[name] is None and _grad_state(parameter) != self._grads_before[name]:
+                uses = [claim.module_name for claim in recorders if claim.name == name]
+                raise GramError(
+                    f"parameter {name} gained a gradient that did not pass through module {' or '.join(uses)}: "
+                    "something reads the weight directly (a fused loss?), so its rows were not measured"
+                )
+        if all(record is None for record in records.values()):
+            return
+        zero = torch.zeros(self.layout.flat_size + 1, dtype=torch.float64, device=self.layout.weights_B.device)
+        self._records = torch.stack([zero if record is None else record for record in records.values()]).cpu()
+
+    def _read(self) -> Tensor:
+        if self._records is None:
+            raise GramError(
+                "nothing was measured: read results after the block, in which row_sums.sum().backward() must have run"
+            )
+        return self._records
+
+    def _labels(self, by: By) -> list[str]:
+        if by not in ("whole", "layer", "parameter"):
+            raise GramError(f"by={by!r}: whole, layer or parameter")
+        names = list(self._parameters)
+        return names if by == "parameter" else [layer_of(name) for name in names]
+
+    @overload
+    def matrices(self, by: Literal["whole"] = "whole") -> list[Tensor]: ...
+
+    @overload
+    def matrices(self, by: Literal["layer", "parameter"]) -> dict[str, list[Tensor]]: ...
+
+    def matrices(self, by: By = "whole") -> list[Tensor] | dict[str, list[Tensor]]:
+        """One (R, R) float64 Gram a group, on the CPU; by="layer"|"parameter": {name: such a list}, adding up to the
+        whole."""
+        records = self._read()[:, :-1]
+        labels = self._labels(by)
+        if by == "whole":
+            return self._groups(records.sum(0))
+        sums: dict[str, Tensor] = {}
+        for label, record in zip(labels, records, strict=True):
+            sums[label] = sums[label] + record if label in sums else record
+        return {label: self._groups(flat) for label, flat in sums.items()}
+
+    def _groups(self, flat: Tensor) -> list[Tensor]:
+        units = self.layout.unflat(flat)
+        if not self.layout.cross_groups:
+            return units
+        stops = torch.tensor(self.layout.group_sizes).cumsum(0).tolist()
+        spans = [slice(stop - size, stop) for stop, size in zip(stops, self.layout.group_sizes, strict=True)]
+        return [units[0][span, span].clone() for span in spans]
+
+    def matrix(self) -> Tensor:
+        """(rows, rows) float64 with the products between groups; needs one group or cross_groups=True."""
+        return self._full(self._read()[:, :-1].sum(0))
+
+    def parameter_matrix(self, name: str) -> Tensor:
+        """`matrix()` of one parameter."""
+        return self._full(self._read()[list(self._parameters).index(name), :-1])
+
+    def _full(self, flat: Tensor) -> Tensor:
+        if len(self.layout.unit_sizes) != 1:
+            raise GramError("the products between groups were not measured: pass cross_groups=True to measure()")
+        return self.layout.unflat(flat)[0]
+
+    @property
+    def floor(self) -> float:
+        """Relative precision of K's entries (of the largest one) under rounding in the model's narrowest dtype,
+        frozen part included."""
+        return floor_of(self._model_dtype)
+
+    @property
+    def grad_sq_norm(self) -> float:
+        """||sum_i w_i psi_i||^2: what the block added to `.grad`, summed where the weights' gradients were formed."""
+        return float(self._read()[:, -1].sum())
+
+    def parameter_grad_sq_norm(self, name: str) -> float:
+        """`grad_sq_norm` of one parameter."""
+        return float(self._read()[list(self._parameters).index(name), -1])
+
+    def check(self, tol: float | None = None) -> float:
+        """w'Kw must equal grad_sq_norm within tol * |w|'|K||w| (not of the norm, which can cancel). Returns the
+        relative miss.
+
+        Raises GramCheckError with both numbers on a miss or a number that is not finite; needs one group or
+        cross_groups=True.
+        """
+        gram, w = self.matrix(), self.layout.weights_B.cpu()
+        tol = tolerance_of(widest_eps(self._parameters.values())) if tol is None else tol
+        quadratic, scale = float(w @ gram @ w), float(w.abs() @ gram.abs() @ w.abs())
+        miss = abs(quadratic - self.grad_sq_norm)
+        if not miss <= tol * scale:
+            raise GramCheckError(
+                f"w'Kw = {quadratic:.9g} but the gradient that was added has squared norm {self.grad_sq_norm:.9g}: "
+                f"they differ by {miss:.3g}, allowed are {tol:.1g} x |w|'|K||w| = {tol * scale:.3g}"
+            )
+        return miss / scale if scale else 0.0
+
+
+def _grad_state(parameter: nn.Parameter) -> tuple[int, int] | None:
+    return None if parameter.grad is None else (id(parameter.grad), parameter.grad._version)

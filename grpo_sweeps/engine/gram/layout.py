@@ -1,0 +1,153 @@
+"""How the rows of a block fall into groups, and the three sums over rows that every claimed parameter needs.
+
+A *unit* is a set of rows whose mutual inner products are wanted: one group, or all rows of the block when the
+cross-group products are asked for. Grams travel as one flat float64 vector, the units' R x R matrices back to back,
+so that a block of unequal groups costs no more than it must.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+
+HALF_TYPES = (torch.float16, torch.bfloat16)
+
+
+class GramError(RuntimeError):
+    """The Gram cannot be measured: the message names the parameter, module or argument that is at fault."""
+
+
+def accumulation_dtype(dtype: torch.dtype) -> torch.dtype:
+    """The dtype of sums within a block: float64 for float64, float32 for everything narrower."""
+    return torch.float64 if dtype == torch.float64 else torch.float32
+
+
+def wide_bmm(a: Tensor, b: Tensor) -> Tensor:
+    """Batched a @ b with the result, not only the sum, in the accumulation dtype (half types would round it to 8
+    bits)."""
+    if a.dtype not in HALF_TYPES:
+        return torch.bmm(a, b)
+    if a.is_cuda:
+        return torch.bmm(a, b, out_dtype=torch.float32)
+    return torch.bmm(a.float(), b.float())
+
+
+def wide_mm(a: Tensor, b: Tensor) -> Tensor:
+    """a @ b with the result in the accumulation dtype."""
+    return wide_bmm(a[None], b[None])[0]
+
+
+def reduced_float32() -> bool:
+    """True when float32 matrix products on CUDA would be rounded to TF32."""
+    matmul = torch.backends.cuda.matmul
+    if hasattr(matmul, "fp32_precision"):
+        return bool(matmul.fp32_precision == "tf32")
+    return bool(matmul.allow_tf32)
+
+
+@dataclass(frozen=True)
+class RowLayout:
+    """Rows in order, groups back to back. `weights_B` is float64 on the model's device."""
+
+    group_sizes: tuple[int, ...]
+    weights_B: Tensor
+    cross_groups: bool = False
+    _weights: dict[torch.dtype, Tensor] = field(default_factory=dict, repr=False)
+
+    @classmethod
+    def build(
+        cls,
+        group_sizes: Sequence[int],
+        weights: Sequence[float] | Tensor | None,
+        cross_groups: bool,
+        device: torch.device,
+    ) -> RowLayout:
+        """Check sizes and weights. Raises GramError naming the argument."""
+        sizes = tuple(int(size) for size in group_sizes)
+        if not sizes or min(sizes) < 1:
+            raise GramError(f"group_sizes={list(group_sizes)}: one positive number of rows a group is needed")
+        rows = sum(sizes)
+        given = torch.ones(rows) if weights is None else torch.as_tensor(weights).detach()
+        if given.shape != (rows,):
+            raise GramError(
+                f"weights has shape {tuple(given.shape)}, but group_sizes={list(sizes)} make {rows} rows: one "
+                "weight a row"
+            )
+        if not given.is_cuda and not bool(torch.isfinite(given).all()):
+            raise GramError(f"weights={given.tolist()}: every weight must be finite")
+        return cls(sizes, given.to(device=device, dtype=torch.float64), bool(cross_groups))
+
+    @property
+    def rows(self) -> int:
+        return sum(self.group_sizes)
+
+    @property
+    def unit_sizes(self) -> tuple[int, ...]:
+        return (self.rows,) if self.cross_groups else self.group_sizes
+
+    @property
+    def units(self) -> list[slice]:
+        """The rows of each unit."""
+        stops = torch.tensor(self.unit_sizes).cumsum(0).tolist()
+        return [slice(stop - size, stop) for stop, size in zip(stops, self.unit_sizes, strict=True)]
+
+    @property
+    def flat_size(self) -> int:
+        return sum(size * size for size in self.unit_sizes)
+
+    def flat(self, grams: Sequence[Tensor]) -> Tensor:
+        """Unit Grams as one float64 vector (flat_size,)."""
+        return torch.cat([gram.reshape(-1) for gram in grams]).to(torch.float64)
+
+    def unflat(self, flat: Tensor) -> list[Tensor]:
+        """The inverse of `flat`, each matrix made exactly symmetric (rounding is not)."""
+        parts = flat.split([size * size for size in self.unit_sizes])
+        grams = [part.view(size, size) for part, size in zip(parts, self.unit_sizes, strict=True)]
+        return [(gram + gram.T) / 2 for gram in grams]
+
+    def inner(self, left_Bmn: Tensor, right_Bmn: Tensor | None = None) -> Tensor:
+        """Inner products of the rows of each unit, (flat_size,) float64; `right` defaults to `left`."""
+        right_Bmn = left_Bmn if right_Bmn is None else right_Bmn
+        return self.flat([unit_inner(left_Bmn[unit], right_Bmn[unit]) for unit in self.units])
+
+    def weights(self, dtype: torch.dtype) -> Tensor:
+        if dtype not in self._weights:
+            self._weights[dtype] = self.weights_B.to(dtype)
+        return self._weights[dtype]
+
+    def weighted_sum(self, rows_BN: Tensor, out: Tensor | None = None) -> Tensor:
+        """sum_i w_i rows_i, (N,), in the accumulation dtype (`out` only where that is the dtype of the rows)."""
+        return weighted_sum(self.weights(accumulation_dtype(rows_BN.dtype)), rows_BN, out)
+
+
+def unit_inner(left_Rmn: Tensor, right_Rmn: Tensor) -> Tensor:
+    """(R, R) float64 inner products: float32 (float64) within each of the m slices, float64 across them.
+
+    Slices keep the float32 sums short (1e-8 instead of 5e-7 on 65,536 elements, at the same speed), and on CUDA they
+    are the parallelism: one 8 x N by N x 8 product would fill a single multiprocessor.
+    """
+    return wide_bmm(left_Rmn.transpose(0, 1), right_Rmn.permute(1, 2, 0)).sum(0, dtype=torch.float64)
+
+
+def squared_norm(matrix: Tensor) -> Tensor:
+    """Squared Frobenius norm of an (m, n) matrix, () float64: accumulation dtype within a row, float64 across rows."""
+    norms = torch.linalg.vector_norm(matrix, dim=1, dtype=accumulation_dtype(matrix.dtype))
+    return norms.to(torch.float64).square().sum()
+
+
+def weighted_sum(weights_B: Tensor, rows_BN: Tensor, out: Tensor | None = None) -> Tensor:
+    """weights @ rows with float32 weights also where the rows are half: a weight rounded to 8 bits would miss the
+    norm check.
+
+    On CUDA the weight is split into a high and a low half-type part, whose products with the rows are exact in float32.
+    """
+    if rows_BN.dtype not in HALF_TYPES:
+        return torch.mv(rows_BN.T, weights_B, out=out)
+    if not rows_BN.is_cuda:
+        return torch.mv(rows_BN.float().T, weights_B)
+    high = weights_B.to(rows_BN.dtype)
+    low = (weights_B - high.float()).to(rows_BN.dtype)
+    return wide_mm(torch.stack([high, low]), rows_BN).sum(0)

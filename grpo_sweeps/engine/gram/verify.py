@@ -1,0 +1,98 @@
+"""Once before step 0: the measured block against ordinary autograd, parameter by parameter.
+
+A parameter that nobody claimed, or that is read around its module, is invisible to the run-time check of w'Kw: both
+of its sides miss it. Ordinary autograd does not.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+
+from grpo_sweeps.engine.gram.gram import GradientGram, GramCheckError, Measurement
+
+# relative to sum_i |w_i| ||psi_i||: two orders of summation of the same products
+GRADIENT_TOL = {torch.float64: 1e-10, torch.float32: 1e-4, torch.float16: 2e-2, torch.bfloat16: 8e-2}
+
+
+@dataclass(frozen=True)
+class Verification:
+    """Largest relative misses over the parameters: of the gradient itself, and of its squared norm by the Gram."""
+
+    gradient: float
+    norm: float
+
+
+def verify_against_autograd(
+    model: nn.Module,
+    gram: GradientGram,
+    row_sums_fn: Callable[[], Tensor],
+    group_sizes: Sequence[int],
+    weights: Sequence[float] | Tensor | None = None,
+) -> Verification:
+    """Compare a measured block with ordinary autograd on the same rows; `.grad` is left as it was.
+
+    row_sums_fn: the forward, returning (rows,). It runs twice from the same random state. Raises GramCheckError,
+    naming the parameter, when the patched forward is not the plain one bit for bit, when a parameter's gradient
+    differs, or when its Gram does not give its squared norm.
+    """
+    names, parameters = zip(*((n, p) for n, p in model.named_parameters() if p.requires_grad), strict=True)
+    kept = [parameter.grad for parameter in parameters]
+    devices = [gram.device] if gram.device.type == "cuda" else []
+    try:
+        with torch.random.fork_rng(devices=devices):
+            plain_sums, plain = _plain_gradients(row_sums_fn, parameters, weights)
+        for parameter in parameters:
+            parameter.grad = None
+        with gram.measure(group_sizes, weights, cross_groups=True) as m:
+            row_sums = row_sums_fn()
+            row_sums.sum().backward()
+        if not torch.equal(row_sums.detach(), plain_sums):
+            worst = float((row_sums.detach() - plain_sums).abs().max())
+            raise GramCheckError(
+                f"the measured forward differs from the plain one, by up to {worst:.3g} in a row's sum"
+            )
+        misses = [
+            _compare(name, parameter, grad, m) for name, parameter, grad in zip(names, parameters, plain, strict=True)
+        ]
+    finally:
+        for parameter, grad in zip(parameters, kept, strict=True):
+            parameter.grad = grad
+    return Verification(max(miss[0] for miss in misses), max(miss[1] for miss in misses))
+
+
+def _plain_gradients(
+    row_sums_fn: Callable[[], Tensor], parameters: tuple[nn.Parameter, ...], weights: Sequence[float] | Tensor | None
+) -> tuple[Tensor, list[Tensor]]:
+    row_sums = row_sums_fn()
+    w = torch.ones_like(row_sums) if weights is None else torch.as_tensor(weights).to(row_sums)
+    grads = torch.autograd.grad((row_sums * w).sum(), parameters, allow_unused=True)
+    filled = [torch.zeros_like(p) if g is None else g for p, g in zip(parameters, grads, strict=True)]
+    return row_sums.detach(), filled
+
+
+def _compare(name: str, parameter: nn.Parameter, plain: Tensor, m: Measurement) -> tuple[float, float]:
+    """(gradient miss, norm miss) of one parameter, relative to s = sum_i |w_i| ||psi_i|| and s^2."""
+    w = m.layout.weights_B.cpu()
+    gram = m.parameter_matrix(name)
+    scale = float(w.abs() @ gram.diagonal().clamp_min(0).sqrt())
+    measured = torch.zeros_like(plain) if parameter.grad is None else parameter.grad
+    plain_norm = float(torch.linalg.vector_norm(plain, dtype=torch.float64))
+    gradient = float(torch.linalg.vector_norm(measured.double() - plain.double()))
+    norm = abs(float(w @ gram @ w) - plain_norm**2)
+    tol = GRADIENT_TOL[parameter.dtype]
+    if not gradient <= tol * scale:
+        raise GramCheckError(
+            f"parameter {name}: the measured gradient has norm {float(measured.double().norm()):.9g}, ordinary "
+            "autograd's "
+            f"{plain_norm:.9g}, and they differ by {gradient:.3g}, allowed are {tol * scale:.3g}"
+        )
+    if not norm <= 2 * tol * scale**2:
+        raise GramCheckError(
+            f"parameter {name}: w'Kw = {float(w @ gram @ w):.9g} but ordinary autograd's gradient has squared "
+            f"norm {plain_norm**2:.9g}"
+        )
+    return (gradient / scale if scale else gradient, norm / scale**2 if scale else norm)

@@ -1,0 +1,221 @@
+"""Load a causal language model and its tokenizer; encode prompts; know when a rollout ends."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
+from transformers.utils import logging as transformers_logging
+
+from grpo_sweeps.config import LoraConfig, ModelConfig
+from grpo_sweeps.models import tiny_path
+from grpo_sweeps.models.shapes import SHAPES, shape_config
+from grpo_sweeps.types import ConfigError
+
+log = logging.getLogger(__name__)
+
+DTYPES = {
+    "float64": torch.float64,
+    "float32": torch.float32,
+    "bfloat16": torch.bfloat16,
+    "float16": torch.float16,
+}
+
+
+@dataclass(frozen=True)
+class Policy:
+    """The model that is sampled and differentiated, with what is needed to talk to it.
+
+    eos_ids: every token id that ends a rollout. pad_id: fills batches, may be one of them (rows are masked by length).
+    """
+
+    model: PreTrainedModel
+    tokenizer: PreTrainedTokenizerBase
+    eos_ids: tuple[int, ...]
+    pad_id: int
+    device: torch.device
+    chat_template: bool = False
+
+    def encode(self, prompts: Sequence[str]) -> list[list[int]]:
+        """Token ids of each prompt, by the chat template where the model configuration asks for it."""
+        if self.chat_template:
+            texts = [self._chat(prompt) for prompt in prompts]
+            return [self.tokenizer(text, add_special_tokens=False)["input_ids"] for text in texts]
+        return [self.tokenizer(prompt)["input_ids"] for prompt in prompts]
+
+    def _chat(self, prompt: str) -> str:
+        messages = [{"role": "user", "content": prompt}]
+        return str(self.tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True))
+
+
+def resolve_device(name: str) -> torch.device:
+    """`auto` is the GPU where there is one, else the CPU.
+
+    Raises:
+        ConfigError: for a device that this machine does not have.
+    """
+    if name == "auto":
+        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    try:
+        device = torch.device(name)
+    except RuntimeError:
+        raise ConfigError(f"trainer.device={name}: allowed are auto, cpu, cuda and cuda:N") from None
+    if device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count():
+        raise ConfigError(f"trainer.device={name}: this machine has {torch.cuda.device_count()} CUDA devices")
+    return device
+
+
+def load_policy(config: ModelConfig, device: torch.device) -> Policy:
+    """Model and tokenizer, ready to train on `device`.
+
+    Raises:
+        ConfigError: for a model that cannot be read, naming model.path and what is allowed.
+    """
+    transformers_logging.disable_progress_bar()  # the run has one of its own
+    tokenizer = _guarded(config, lambda: AutoTokenizer.from_pretrained(**_source(config)))
+    if config.chat_template and not tokenizer.chat_template:
+        raise ConfigError(
+            f"model.chat_template=true: the tokenizer of {config.path} has no chat template; set it to false"
+        )
+    model = load_model(config).to(device)
+    eos_ids = _eos_ids(model, tokenizer)
+    pad_id = tokenizer.pad_token_id if tokenizer.pad_token_id is not None else eos_ids[0]
+    return Policy(model, tokenizer, eos_ids, int(pad_id), device, config.chat_template)
+
+
+def load_model(config: ModelConfig) -> PreTrainedModel:
+    """The model alone, in its training dtype, on the CPU; LoRA and gradient checkpointing applied.
+
+    Raises:
+        ConfigError: as `load_policy`.
+    """
+    dtype = DTYPES[config.dtype]
+    if config.random:
+        hf_config = _shape(config)
+        model = AutoModelForCausalLM.from_config(hf_config, dtype=dtype, attn_implementation=config.attention)
+    else:
+        model = _guarded(
+            config,
+            lambda: AutoModelForCausalLM.from_pretrained(
+                **_source(config),
+                dtype=dtype,
+                attn_implementation=config.attention,
+                use_safetensors=_safetensors(config),
+            ),
+        )
+        if _gguf(config):
+            model = _dequantized(model, dtype, config.attention)
+    model.config.use_cache = False
+    if config.lora.r:
+        model = _with_lora(model, config.lora)
+    if config.gradient_checkpointing:
+        model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
+        if config.lora.r:
+            model.enable_input_require_grads()
+    # Checkpointing is active in train mode only; nothing else may depend on the mode, so dropout is refused.
+    _refuse_dropout(model, config)
+    model.train(config.gradient_checkpointing)
+    return model
+
+
+def _shape(config: ModelConfig) -> Any:
+    """The architecture alone: of a local model where one is named, else the published shape (needs no hub)."""
+    if config.name in SHAPES and not Path(config.path).expanduser().exists():
+        return shape_config(config.name)
+    return _guarded(config, lambda: AutoConfig.from_pretrained(**_source(config)))
+
+
+def save_plain(config: ModelConfig, folder: Path) -> None:
+    """Write model and tokenizer as safetensors, so that a GGUF file need be converted only once."""
+    model = load_model(config)
+    model.config.use_cache = True
+    model.save_pretrained(folder)
+    AutoTokenizer.from_pretrained(**_source(config)).save_pretrained(folder)
+
+
+def _gguf(config: ModelConfig) -> bool:
+    return config.path.endswith(".gguf")
+
+
+def _safetensors(config: ModelConfig) -> bool | None:
+    # A pickle is never executed: hub ids and folders must hold safetensors. GGUF has a reader of its own.
+    return None if _gguf(config) else True
+
+
+def _source(config: ModelConfig) -> dict[str, Any]:
+    """Keyword arguments for `from_pretrained`: where the model lies."""
+    common: dict[str, Any] = {"trust_remote_code": config.trust_remote_code}
+    if config.path == "embedded":
+        return {"pretrained_model_name_or_path": str(tiny_path()), **common}
+    if _gguf(config):
+        path = Path(config.path).expanduser()
+        return {"pretrained_model_name_or_path": str(path.parent), "gguf_file": path.name, **common}
+    local = Path(config.path).expanduser()
+    if local.is_dir():
+        return {"pretrained_model_name_or_path": str(local), **common}
+    return {"pretrained_model_name_or_path": config.path, "revision": config.revision or "main", **common}
+
+
+def _guarded(config: ModelConfig, load: Any) -> Any:
+    """Turn the many ways in which a model cannot be read into one sentence; the original stays as the cause."""
+    try:
+        return load()
+    except (OSError, ValueError, ImportError, KeyError) as error:
+        reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
+        raise ConfigError(
+            f"model.path={config.path}: cannot be read ({reason}); allowed are 'embedded', a hub id that is reachable "
+            f"or cached, a local folder with safetensors, or a GGUF file (extra: gguf)"
+        ) from error
+
+
+def _dequantized(model: PreTrainedModel, dtype: torch.dtype, attention: str) -> PreTrainedModel:
+    """The same weights in a model that does not call itself quantised: such a one refuses to be trained and saved."""
+    hf_config = model.config
+    if hasattr(hf_config, "quantization_config"):
+        del hf_config.quantization_config
+    plain = AutoModelForCausalLM.from_config(hf_config, dtype=dtype, attn_implementation=attention)
+    plain.load_state_dict(model.state_dict())
+    plain.generation_config = model.generation_config
+    return plain
+
+
+def _with_lora(model: PreTrainedModel, lora: LoraConfig) -> Any:
+    try:
+        import peft
+    except ImportError:
+        raise ConfigError("model.lora.r > 0: needs the package peft (extra: lora); or set model.lora.r=0") from None
+    targets: str | list[str] = lora.targets if lora.targets == "all-linear" else lora.targets.split(",")
+    settings = peft.LoraConfig(
+        r=lora.r, lora_alpha=lora.alpha, target_modules=targets, lora_dropout=0.0, task_type="CAUSAL_LM"
+    )
+    return peft.get_peft_model(model, settings)
+
+
+def _refuse_dropout(model: PreTrainedModel, config: ModelConfig) -> None:
+    if not config.gradient_checkpointing:
+        return
+    for name in ("attention_dropout", "hidden_dropout", "resid_pdrop", "attn_pdrop", "embd_pdrop", "dropout"):
+        value = getattr(model.config, name, 0.0)
+        if value:
+            raise ConfigError(
+                f"model.gradient_checkpointing=true: the model's {name} is {value}, and dropout would be active; "
+                f"allowed is a model without dropout, or model.gradient_checkpointing=false"
+            )
+
+
+def _eos_ids(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> tuple[int, ...]:
+    """Every id that ends a rollout: of the generation configuration (one or several) and of the tokenizer."""
+    declared = getattr(model.generation_config, "eos_token_id", None)
+    ids = set(declared if isinstance(declared, list | tuple) else [declared])
+    ids |= {tokenizer.eos_token_id}
+    found = tuple(sorted(int(i) for i in ids if i is not None))
+    if not found:
+        raise ConfigError(
+            "model.path: neither the tokenizer nor the generation configuration names an end-of-sequence token"
+        )
+    return found

@@ -1,0 +1,206 @@
+"""Sample rollouts with a key-value cache, one random stream a row.
+
+Every row draws its uniform numbers from a generator seeded by (run seed, stream, step, prompt, rollout), and a token is
+the
+inverse of the cumulative distribution at the next of them. Which other rows share the batch therefore cannot change a
+sample, other than through the rounding of the logits.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import inspect
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+from transformers import DynamicCache
+
+from grpo_sweeps.config import RolloutConfig
+from grpo_sweeps.engine.policy import Policy
+
+COMPACT_BELOW = 0.75  # finished rows leave the batch once fewer than this share of it is still running
+
+
+@dataclass(frozen=True)
+class Rollout:
+    """One sampled completion.
+
+    completion_ids: the tokens, the end-of-sequence token included where it was drawn.
+    text: the completion without special tokens, cut before a stop string.
+    logprobs: (T,) float32, log-probability of each token under the sampler (at the sampling temperature).
+    truncated: True when neither an end-of-sequence token nor a stop string came within the limit.
+    """
+
+    prompt_ids: tuple[int, ...]
+    completion_ids: tuple[int, ...]
+    text: str
+    logprobs: np.ndarray
+    truncated: bool
+
+    @property
+    def length(self) -> int:
+        return len(self.completion_ids)
+
+
+def row_seed(*parts: int | str) -> int:
+    """A 64-bit seed from what identifies a row; the same on every platform and in every process."""
+    text = "\x1f".join(str(part) for part in parts)
+    return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8).digest(), "little")
+
+
+@torch.no_grad()
+def sample(
+    policy: Policy,
+    prompt_ids: Sequence[Sequence[int]],
+    seeds: Sequence[int],
+    config: RolloutConfig,
+    stop: Sequence[str] = (),
+    greedy: bool = False,
+) -> list[Rollout]:
+    """One completion for each row of `prompt_ids`, `config.batch` rows at a time.
+
+    Args:
+        prompt_ids: token ids of each row's prompt (repeat a prompt for several rollouts).
+        seeds: one a row, see `row_seed`; not used when `greedy`.
+        config: temperature, longest completion, rows at once.
+        stop: strings that end a completion; the tokens up to the one that completes the string belong to the rollout.
+        greedy: take the most probable token instead of sampling.
+
+    Returns:
+        The rollouts, in the order of the rows.
+    """
+    was_training = policy.model.training
+    policy.model.eval()
+    try:
+        rollouts: list[Rollout] = []
+        for start in range(0, len(prompt_ids), config.batch):
+            rows = slice(start, start + config.batch)
+            rollouts += _Batch(policy, prompt_ids[rows], seeds[rows], config, stop, greedy).run()
+        return rollouts
+    finally:
+        policy.model.train(was_training)
+
+
+class _Batch:
+    """The rows that are sampled together. `alive` maps the rows still in the tensors to the rows of the batch."""
+
+    def __init__(
+        self,
+        policy: Policy,
+        prompt_ids: Sequence[Sequence[int]],
+        seeds: Sequence[int],
+        config: RolloutConfig,
+        stop: Sequence[str],
+        greedy: bool,
+    ) -> None:
+        self.policy, self.config, self.stop, self.greedy = policy, config, tuple(stop), greedy
+        self.prompts = [tuple(ids) for ids in prompt_ids]
+        B, limit, device = len(self.prompts), config.max_new_tokens, policy.device
+        uniforms_BT = np.stack([np.random.Generator(np.random.Philox(seed)).random(limit) for seed in seeds])
+        self.uniforms_BT = torch.from_numpy(uniforms_BT).to(device)
+        self.tokens_BT = torch.full((B, limit), policy.pad_id, dtype=torch.long, device=device)
+        self.logprobs_BT = torch.zeros((B, limit), dtype=torch.float32, device=device)
+        self.lengths = [limit] * B
+        self.stopped = [False] * B
+        self.alive = torch.arange(B, device=device)
+        self.ending_ids = torch.tensor(policy.eos_ids, device=device)
+        self.watch = _ids_with_last_character(policy.tokenizer, self.stop)
+
+    def run(self) -> list[Rollout]:
+        longest = max(len(ids) for ids in self.prompts)
+        padded = [[self.policy.pad_id] * (longest - len(ids)) + list(ids) for ids in self.prompts]
+        mask = [[0] * (longest - len(ids)) + [1] * len(ids) for ids in self.prompts]
+        device = self.policy.device
+        inputs, mask_BT = torch.tensor(padded, device=device), torch.tensor(mask, device=device)
+        position_ids = (mask_BT.cumsum(1) - 1).clamp(min=0)
+        cache = DynamicCache()
+        cached = {_cache_argument(self.policy.model): cache}
+        for t in range(self.config.max_new_tokens):
+            logits_BV = self.policy.model(
+                input_ids=inputs,
+                attention_mask=mask_BT,
+                position_ids=position_ids,
+                use_cache=True,
+                logits_to_keep=1,
+                **cached,
+            ).logits[:, -1]
+            next_B = self._draw(logits_BV, t)
+            keep = self._still_running(next_B, t)
+            if len(keep) == 0:
+                break
+            inputs, position_ids = next_B[:, None], position_ids[:, -1:] + 1
+            mask_BT = torch.cat([mask_BT, torch.ones_like(mask_BT[:, :1])], dim=1)
+            if len(keep) < COMPACT_BELOW * len(self.alive):
+                cache.batch_select_indices(keep)
+                inputs, mask_BT, position_ids, self.alive = (
+                    inputs[keep],
+                    mask_BT[keep],
+                    position_ids[keep],
+                    self.alive[keep],
+                )
+        return self._rollouts()
+
+    def _draw(self, logits_BV: Tensor, t: int) -> Tensor:
+        """Next token of every row still in the tensors, stored with its log-probability."""
+        logprobs_BV = torch.log_softmax(logits_BV.float() / self.config.temperature, dim=-1)
+        if self.greedy:
+            next_B = logprobs_BV.argmax(dim=-1)
+        else:
+            # float64: with 10^5 words a float32 cumulative sum is off by more than the rarest words' probabilities
+            cdf_BV = logprobs_BV.double().exp().cumsum(dim=-1)
+            target_B1 = self.uniforms_BT[self.alive, t : t + 1] * cdf_BV[:, -1:]
+            next_B = torch.searchsorted(cdf_BV, target_B1, right=True).squeeze(1).clamp(max=cdf_BV.shape[1] - 1)
+        self.tokens_BT[self.alive, t] = next_B
+        self.logprobs_BT[self.alive, t] = logprobs_BV.gather(1, next_B[:, None]).squeeze(1)
+        return next_B
+
+    def _still_running(self, next_B: Tensor, t: int) -> Tensor:
+        """Positions (in the current tensors) of rows that go on; the others get their length."""
+        ended = torch.isin(next_B, self.ending_ids).tolist()
+        watched = [token in self.watch for token in next_B.tolist()] if self.watch else [False] * len(ended)
+        running = []
+        for position, row in enumerate(self.alive.tolist()):
+            if self.stopped[row]:
+                continue
+            if ended[position] or (watched[position] and self._has_stop(row, t)):
+                self.stopped[row], self.lengths[row] = True, t + 1
+            else:
+                running.append(position)
+        return torch.tensor(running, dtype=torch.long, device=next_B.device)
+
+    def _has_stop(self, row: int, t: int) -> bool:
+        text = self.policy.tokenizer.decode(self.tokens_BT[row, : t + 1].tolist(), skip_special_tokens=True)
+        return any(stop in text for stop in self.stop)
+
+    def _rollouts(self) -> list[Rollout]:
+        tokens, logprobs = self.tokens_BT.cpu(), self.logprobs_BT.cpu().numpy()
+        rollouts = []
+        for row, (prompt, length) in enumerate(zip(self.prompts, self.lengths, strict=True)):
+            ids = tuple(tokens[row, :length].tolist())
+            text = str(self.policy.tokenizer.decode(list(ids), skip_special_tokens=True))
+            ends = [text.find(stop) for stop in self.stop if stop in text]
+            text = text[: min(ends)] if ends else text
+            rollouts.append(Rollout(prompt, ids, text, logprobs[row, :length].copy(), not self.stopped[row]))
+        return rollouts
+
+
+def _cache_argument(model: torch.nn.Module) -> str:
+    """transformers renames `past_key_values` to `cache` in the course of its version 5."""
+    base: Any = model.get_base_model() if hasattr(model, "get_base_model") else model  # type: ignore[operator]  # peft
+    return "cache" if "cache" in inspect.signature(base.forward).parameters else "past_key_values"
+
+
+@lru_cache(maxsize=8)
+def _ids_with_last_character(tokenizer: object, stop: tuple[str, ...]) -> frozenset[int]:
+    """Token ids that can complete a stop string: only after one of them is the text decoded and searched."""
+    last = {text[-1] for text in stop}
+    if not last:
+        return frozenset()
+    size = len(tokenizer)  # type: ignore[arg-type]
+    pieces = tokenizer.batch_decode([[i] for i in range(size)])  # type: ignore[attr-defined]
+    return frozenset(i for i, piece in enumerate(pieces) if last & set(piece))

@@ -1,0 +1,1 @@
+"""The training loop: one step, evaluation, and the run around them."""

@@ -1,0 +1,42 @@
+"""Accuracy on held-out problems: sampled as in training and greedy, strict and flexible parsing."""
+
+from __future__ import annotations
+
+from grpo_sweeps.engine.sampler import row_seed, sample
+from grpo_sweeps.loop.setup import Setup
+from grpo_sweeps.rewards.parsing import verdict
+from grpo_sweeps.types import EvalRecord
+
+
+def evaluate(setup: Setup, step: int) -> tuple[dict[str, float], list[EvalRecord]]:
+    """Evaluate the policy after `step` updates.
+
+    The problems and the random numbers are the same at every evaluation (common random numbers), so differences between
+    two evaluations are paired.
+
+    Returns:
+        Metrics `eval/accuracy` (sampled, strict), `eval/accuracy_flexible`, `eval/accuracy_greedy`,
+        `eval/accuracy_greedy_flexible`, and one record a problem.
+    """
+    trainer, rollout, stop = setup.config.trainer, setup.config.rollout, setup.config.task.stop
+    problems = list(setup.data.held_out[: trainer.eval_problems])
+    prompts = setup.policy.encode([setup.prompt(p) for p in problems])
+    S = trainer.eval_samples
+    seeds = [row_seed(setup.config.seed, "eval", p.id, s) for p in problems for s in range(S)]
+    sampled = sample(setup.policy, [ids for ids in prompts for _ in range(S)], seeds, rollout, stop)
+    greedy = sample(setup.policy, prompts, [0] * len(prompts), rollout, stop, greedy=True)
+    records = []
+    for i, problem in enumerate(problems):
+        drawn = [verdict(o.text, problem.answer) for o in sampled[i * S : (i + 1) * S]]
+        best = verdict(greedy[i].text, problem.answer)
+        strict, flexible = sum(v.strict for v in drawn), sum(v.flexible for v in drawn)
+        records.append(EvalRecord(step, problem.id, S, strict, flexible, best.strict, best.flexible))
+    n = len(records)
+    metrics = {
+        "eval/accuracy_greedy": sum(r.greedy_strict for r in records) / n,
+        "eval/accuracy_greedy_flexible": sum(r.greedy_flexible for r in records) / n,
+    }
+    if S:
+        metrics["eval/accuracy"] = sum(r.strict for r in records) / (n * S)
+        metrics["eval/accuracy_flexible"] = sum(r.flexible for r in records) / (n * S)
+    return metrics, records

@@ -1,0 +1,105 @@
+"""The numbers a step logs. Names are TRL's where TRL has one; every one is defined in docs/metrics.md."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING
+
+import numpy as np
+import torch
+
+from grpo_sweeps import spectra
+from grpo_sweeps.engine.sampler import Rollout
+from grpo_sweeps.types import GroupRecord
+
+if TYPE_CHECKING:
+    from grpo_sweeps.loop.step import Measured
+
+
+class StepTimes:
+    """Seconds of each phase of a step, the accelerator's queue waited for."""
+
+    def __init__(self) -> None:
+        self.seconds: dict[str, float] = {}
+        self.start = self.last = self._now()
+
+    def mark(self, phase: str) -> None:
+        now = self._now()
+        self.seconds[phase] = now - self.last
+        self.last = now
+
+    @property
+    def total(self) -> float:
+        return self.last - self.start
+
+    @staticmethod
+    def _now() -> float:
+        if torch.cuda.is_available():
+            torch.cuda.synchronize()
+        return time.perf_counter()
+
+
+def step_metrics(
+    groups: Sequence[GroupRecord],
+    rollouts: Sequence[Rollout],
+    measured: Mapping[int, Measured],
+    grad_norm: float,
+    lr: float,
+    times: StepTimes,
+) -> dict[str, float]:
+    """Metrics of one training step, from its groups and rollouts."""
+    rewards_GR = np.array([g.rewards for g in groups])
+    lengths = np.array([o.length for o in rollouts])
+    metrics = {
+        "reward": float(rewards_GR.mean()),
+        "reward_std": float(rewards_GR.std(axis=1).mean()),
+        "reward/strict": float(np.mean([g.strict for g in groups])),
+        "reward/flexible": float(np.mean([g.flexible for g in groups])),
+        "frac_reward_zero_std": float(np.mean([not g.mixed for g in groups])),
+        "grad_norm": grad_norm,
+        "lr": lr,
+        # the mean of -log pi over sampled tokens is an unbiased estimate of the entropy, and costs nothing
+        "entropy": float(-np.concatenate([o.logprobs for o in rollouts]).mean()),
+        "completions/mean_length": float(lengths.mean()),
+        "completions/clipped_ratio": float(np.mean([o.truncated for o in rollouts])),
+        "num_tokens": float(sum(len(o.prompt_ids) + o.length for o in rollouts)),
+        "step_time": times.total,
+        **{f"time/{phase}": seconds for phase, seconds in times.seconds.items()},
+    }
+    if measured:
+        metrics["sampling/logprob_difference"] = _sampler_trainer_gap(groups, rollouts, measured)
+    if torch.cuda.is_available():
+        metrics["memory/peak_gib"] = torch.cuda.max_memory_allocated() / 2**30
+    return metrics | spectral_metrics(groups)
+
+
+def spectral_metrics(groups: Sequence[GroupRecord]) -> dict[str, float]:
+    """`spectral/...` of the weighted matrix and `scores/...` of the unweighted one: means over the step's mixed groups.
+
+    A step without a measured mixed group gives the counts alone: no value stands for "not measured".
+    """
+    measured = [(g, g.gram) for g in groups if g.gram is not None]
+    mixed = [(g, gram) for g, gram in measured if g.mixed]
+    metrics = {"spectral/groups": float(len(mixed)), "scores/groups": float(len(measured))}
+    metrics |= _mean_of([spectra.summary(gram, np.array(g.weights), g.floor) for g, gram in mixed], "spectral/")
+    metrics |= _mean_of([spectra.summary(gram, np.ones(g.R), g.floor) for g, gram in measured], "scores/")
+    return metrics
+
+
+def _mean_of(summaries: Sequence[Mapping[str, float]], prefix: str) -> dict[str, float]:
+    if not summaries:
+        return {}
+    return {f"{prefix}{name}": float(np.mean([s[name] for s in summaries])) for name in summaries[0]}
+
+
+def _sampler_trainer_gap(
+    groups: Sequence[GroupRecord], rollouts: Sequence[Rollout], measured: Mapping[int, Measured]
+) -> float:
+    """Mean absolute difference a token between a rollout's log-probability in sampling and in scoring."""
+    gaps = []
+    for g, part in measured.items():
+        R = groups[g].R
+        for r, rollout in enumerate(rollouts[g * R : (g + 1) * R]):
+            gaps.append(abs(part.logprob_sums[r] - float(rollout.logprobs.astype(np.float64).sum())) / rollout.length)
+    return float(np.mean(gaps))

@@ -1,0 +1,76 @@
+"""What a person sees while a run trains: a bar on a terminal, plain lines elsewhere."""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Mapping
+from types import TracebackType
+from typing import Self, TextIO
+
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+LINE_EVERY_S = 10.0  # plain lines: not more often than this, the first and the last step excepted
+
+
+class RunProgress:
+    """Step, reward, effective rank and time left of one run."""
+
+    def __init__(self, name: str, total: int, done: int = 0, stream: TextIO | None = None) -> None:
+        self.name, self.total = name, total
+        self.stream = stream or sys.stderr
+        self.started, self.first, self.last_line = time.monotonic(), done, 0.0
+        self.bar: Progress | None = None
+        if self.stream.isatty():
+            self.bar = Progress(
+                TextColumn("[bold]{task.description}"),
+                BarColumn(),
+                MofNCompleteColumn(),
+                TextColumn("{task.fields[numbers]}"),
+                TimeRemainingColumn(),
+                console=Console(file=self.stream),
+            )
+            self.task = self.bar.add_task(name, total=total, completed=done, numbers="")
+
+    def __enter__(self) -> Self:
+        if self.bar:
+            self.bar.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self.bar:
+            self.bar.stop()
+
+    def step(self, done: int, metrics: Mapping[str, float]) -> None:
+        """`done` steps are finished; `metrics` are those of the last one."""
+        numbers = _numbers(metrics)
+        if self.bar:
+            self.bar.update(self.task, completed=done, numbers=numbers)
+            return
+        now = time.monotonic()
+        if done in (self.first + 1, self.total) or now - self.last_line >= LINE_EVERY_S:
+            self.last_line = now
+            pace = (now - self.started) / max(1, done - self.first)
+            left = pace * (self.total - done)
+            self._line(f"step {done}/{self.total}  {numbers}  {left:.0f} s left")
+
+    def evaluated(self, step: int, metrics: Mapping[str, float]) -> None:
+        """An evaluation after `step` updates."""
+        values = "  ".join(f"{name.removeprefix('eval/')} {value:.3f}" for name, value in sorted(metrics.items()))
+        message = f"evaluation after {step} updates: {values}"
+        if self.bar:
+            self.bar.console.print(f"{self.name}  {message}", highlight=False, markup=False)
+        else:
+            self._line(message)
+
+    def _line(self, text: str) -> None:
+        print(f"{self.name}  {text}", file=self.stream, flush=True)
+
+
+def _numbers(metrics: Mapping[str, float]) -> str:
+    rank = metrics.get("spectral/effective_rank")
+    shown = f"{rank:.2f}" if rank is not None else "-"
+    return f"reward {metrics.get('reward', float('nan')):.3f}  effective rank {shown}"

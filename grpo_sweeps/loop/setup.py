@@ -1,0 +1,106 @@
+"""Everything a run needs, built from its configuration before the first step."""
+
+from __future__ import annotations
+
+import os
+import random
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+
+from grpo_sweeps.config import RunConfig
+from grpo_sweeps.engine.gram import GradientGram
+from grpo_sweeps.engine.optim import MasterAdamW
+from grpo_sweeps.engine.policy import Policy, load_policy, resolve_device
+from grpo_sweeps.engine.sampler import row_seed
+from grpo_sweeps.functions import load_function
+from grpo_sweeps.types import ConfigError, EstimatorFunction, Problem, RewardFunction, TaskData
+
+
+@dataclass(frozen=True)
+class Setup:
+    """What a step works on. `gram` is None when nothing is measured (analysis.every = 0)."""
+
+    config: RunConfig
+    policy: Policy
+    optimizer: MasterAdamW
+    gram: GradientGram | None
+    data: TaskData
+    reward: RewardFunction
+    estimator: EstimatorFunction
+
+    def problems(self, step: int) -> list[Problem]:
+        """The step's prompts: a walk through a fresh permutation of the training problems in each epoch.
+
+        A function of (seed, step) alone, so that resuming needs no data position.
+        """
+        train, prompts = self.data.train, self.config.trainer.prompts
+        chosen = []
+        for position in range(step * prompts, (step + 1) * prompts):
+            epoch, index = divmod(position, len(train))
+            chosen.append(train[_permutation(len(train), row_seed(self.config.seed, "order", epoch))[index]])
+        return chosen
+
+    def prompt(self, problem: Problem) -> str:
+        """The problem as the model sees it. A plain replacement: braces in a question are text."""
+        return self.config.task.prompt.replace("{question}", problem.question)
+
+
+def prepare(config: RunConfig) -> Setup:
+    """Seed, load the data and the model, claim the parameters.
+
+    Raises:
+        ConfigError: for data, a model or a function that cannot be used.
+    """
+    _seed_everything(config.seed)
+    reward = load_function(config.reward, "reward", positional=3)
+    estimator = load_function(config.estimator, "estimator", positional=1)
+    data = load_function(config.task.function, "task", positional=0)()
+    _check_data(data, config)
+    policy = load_policy(config.model, resolve_device(config.trainer.device))
+    gram = GradientGram(policy.model) if config.analysis.every else None
+    optimizer = MasterAdamW(policy.model.parameters(), config.trainer)
+    return Setup(config, policy, optimizer, gram, data, reward, estimator)
+
+
+def micro_batch_groups(config: RunConfig) -> int:
+    """Whole groups in a micro-batch."""
+    rows = config.trainer.micro_batch or max(config.R, 32 // config.R * config.R)
+    return rows // config.R
+
+
+def _check_data(data: TaskData, config: RunConfig) -> None:
+    if len(data.train) < config.trainer.prompts:
+        raise ConfigError(
+            f"trainer.prompts={config.trainer.prompts}: the task has {len(data.train)} training problems; "
+            f"allowed are as many at most"
+        )
+    if config.trainer.eval_every and len(data.held_out) < config.trainer.eval_problems:
+        raise ConfigError(
+            f"trainer.eval_problems={config.trainer.eval_problems}: the task has {len(data.held_out)} held-out "
+            f"problems; allowed are as many at most"
+        )
+
+
+_PERMUTATIONS: dict[tuple[int, int], np.ndarray] = {}
+
+
+def _permutation(size: int, seed: int) -> np.ndarray:
+    key = (size, seed)
+    if key not in _PERMUTATIONS:
+        if len(_PERMUTATIONS) > 2:
+            _PERMUTATIONS.clear()
+        _PERMUTATIONS[key] = np.random.Generator(np.random.Philox(seed)).permutation(size)
+    return _PERMUTATIONS[key]
+
+
+def _seed_everything(seed: int) -> None:
+    """Random initialisation (model.random, LoRA) draws from torch's generator; nothing in a step does."""
+    random.seed(seed)
+    np.random.seed(seed % 2**32)
+    torch.manual_seed(seed)
+    # TF32 would put an error of 1e-3 into the Gram; reproducible cuBLAS needs its workspace set before first use.
+    torch.backends.cuda.matmul.allow_tf32 = False
+    torch.backends.cudnn.allow_tf32 = False
+    os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")

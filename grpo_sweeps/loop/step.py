@@ -1,0 +1,246 @@
+"""One step of group-relative policy gradient, on one page: sample, reward, advantage, backward, update.
+
+The objective of a step is sum_i w_i log pi(o_i | x_i), ascended. Departures from the GRPO of DeepSeekMath
+(arXiv 2402.03300), as in arXiv 2606.29238:
+
+- one update for each batch of rollouts, so the ratio to the sampling policy is 1: no clipping (a clip ratio would be 0
+and
+  the surrogate's value 0 at every step: reward and gradient norm are what to watch);
+- no KL term and no reference model;
+- advantage and aggregation are separate choices (`estimator`, `aggregation`); the defaults are the paper's Eq 15 and
+the
+  plain sum over a rollout's tokens;
+- the policy is the model at the sampling temperature: logits are divided by it in sampling and in scoring alike;
+- a group whose weights are all zero (equal rewards under a group baseline) has no gradient: it is left out of the
+backward
+  and counted in `frac_reward_zero_std`.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from grpo_sweeps.engine.batch import collate
+from grpo_sweeps.engine.gram import verify_against_autograd
+from grpo_sweeps.engine.head import completion_log_probs
+from grpo_sweeps.engine.optim import learning_rate
+from grpo_sweeps.engine.sampler import Rollout, row_seed, sample
+from grpo_sweeps.estimators import row_weights
+from grpo_sweeps.loop.metrics import StepTimes, step_metrics
+from grpo_sweeps.loop.setup import Setup, micro_batch_groups
+from grpo_sweeps.rewards.parsing import verdict
+from grpo_sweeps.types import Completion, GroupRecord, Problem, Verdict
+
+
+@dataclass(frozen=True)
+class Rated:
+    """A step's rollouts with what was made of them, before the backward. Lists of length G R, group after group."""
+
+    problems: list[Problem]
+    rollouts: list[Rollout]
+    verdicts: list[Verdict]
+    rewards_GR: Tensor
+    advantages_GR: Tensor
+    weights_GR: Tensor
+
+    def rows(self, g: int) -> slice:
+        R = self.rewards_GR.shape[1]
+        return slice(g * R, (g + 1) * R)
+
+
+@dataclass(frozen=True)
+class StepResult:
+    metrics: dict[str, float]
+    groups: list[GroupRecord]
+    completions: list[Completion]
+
+
+@dataclass(frozen=True)
+class Measured:
+    """What one group's backward gave: log-probability sums (R,), and where measured its Gram, floor and parts."""
+
+    logprob_sums: np.ndarray
+    gram: np.ndarray | None = None
+    floor: float = 0.0
+    gram_by: dict[str, np.ndarray] | None = None
+
+
+def training_step(setup: Setup, step: int) -> StepResult:
+    """Sample, reward, differentiate and update once.
+
+    Raises:
+        FloatingPointError: when the gradient is not finite.
+        ValueError: when a reward or an advantage is not a finite number.
+        grpo_sweeps.engine.gram.GramCheckError: when a Gram disagrees with the gradient it belongs to.
+    """
+    times = StepTimes()
+    rated = rollouts_with_advantages(setup, step)
+    times.mark("sample")
+    measured = backward(setup, rated, step)
+    times.mark("backward")
+    lr = learning_rate(setup.config.trainer, step)
+    grad_norm = setup.optimizer.step(lr)
+    times.mark("update")
+    groups = [_record(rated, measured, step, g) for g in range(len(rated.problems))]
+    metrics = step_metrics(groups, rated.rollouts, measured, grad_norm, lr, times)
+    return StepResult(metrics, groups, _completions(setup, rated, step))
+
+
+def rollouts_with_advantages(setup: Setup, step: int) -> Rated:
+    """R rollouts for each of the step's prompts, their rewards, advantages and row weights."""
+    config = setup.config
+    problems = setup.problems(step)
+    keys = [(config.seed, "train", step, p.id, r) for p in problems for r in range(config.R)]
+    prompts = [ids for ids in setup.policy.encode([setup.prompt(p) for p in problems]) for _ in range(config.R)]
+    rollouts = sample(setup.policy, prompts, [row_seed(*key) for key in keys], config.rollout, config.task.stop)
+    owners = [p for p in problems for _ in range(config.R)]
+    verdicts = [verdict(o.text, p.answer) for o, p in zip(rollouts, owners, strict=True)]
+    rewards = [
+        float(setup.reward(o.text, p, row_seed("reward", *key)))
+        for o, p, key in zip(rollouts, owners, keys, strict=True)
+    ]
+    rewards_GR = torch.tensor(rewards, dtype=torch.float64).view(len(problems), config.R)
+    _usable(rewards_GR, rewards_GR, f"reward {config.reward.target}")
+    advantages_GR = setup.estimator(rewards_GR)
+    _usable(advantages_GR, rewards_GR, f"estimator {config.estimator.target}")
+    lengths_GR = torch.tensor([o.length for o in rollouts]).view_as(rewards_GR)
+    weights_GR = row_weights(advantages_GR, lengths_GR, config.aggregation, config.rollout.max_new_tokens)
+    return Rated(problems, rollouts, verdicts, rewards_GR, advantages_GR, weights_GR)
+
+
+def _usable(values: Tensor, rewards_GR: Tensor, source: str) -> None:
+    """Rewards and estimators may be a user's own: what they return is checked where it arrives."""
+    if values.shape != rewards_GR.shape or not bool(torch.isfinite(values).all()):
+        raise ValueError(f"{source} gave {values.tolist()}: {tuple(rewards_GR.shape)} finite numbers are needed")
+
+
+def backward(setup: Setup, rated: Rated, step: int) -> dict[int, Measured]:
+    """Add the gradient of -sum_i w_i log pi(o_i) to .grad, whole groups at a time, and measure each group on the way.
+
+    Returns:
+        For each group that took part its `Measured`.
+    """
+    config = setup.config
+    measuring = setup.gram is not None and step % config.analysis.every == 0
+    everything = measuring and config.analysis.groups == "all"
+    taking_part = [g for g, w_R in enumerate(rated.weights_GR) if everything or bool((w_R != 0).any())]
+    if step == 0 and setup.gram is not None:
+        _verify(setup, rated)
+    size = micro_batch_groups(config)
+    measured: dict[int, Measured] = {}
+    for start in range(0, len(taking_part), size):
+        groups = taking_part[start : start + size]
+        check = len(groups) == 1 or step % config.analysis.check_every == 0
+        part = _measured_backward(setup, rated, groups, check) if measuring else _plain_backward(setup, rated, groups)
+        measured.update(zip(groups, part, strict=True))
+    return measured
+
+
+def _measured_backward(setup: Setup, rated: Rated, groups: list[int], check: bool) -> list[Measured]:
+    """One micro-batch with unit weights on the rows; GradientGram applies the weights where the gradients are
+    formed."""
+    assert setup.gram is not None
+    R, by = rated.rewards_GR.shape[1], setup.config.analysis.by
+    descent = -rated.weights_GR[groups].flatten()  # the optimiser descends
+    several = len(groups) > 1
+    with setup.gram.measure(group_sizes=[R] * len(groups), weights=descent, cross_groups=check and several) as m:
+        row_sums = _row_sums(setup, rated, groups)
+        row_sums.sum().backward()
+    if check:
+        m.check()
+    sums_GR = row_sums.detach().double().cpu().numpy().reshape(len(groups), R)
+    parts = {} if by == "whole" else m.matrices(by="layer" if by == "layer" else "parameter")
+    return [
+        Measured(
+            sums_GR[j], gram.cpu().numpy(), m.floor, {name: grams[j].cpu().numpy() for name, grams in parts.items()}
+        )
+        for j, gram in enumerate(m.matrices())
+    ]
+
+
+def _plain_backward(setup: Setup, rated: Rated, groups: list[int]) -> list[Measured]:
+    row_sums = _row_sums(setup, rated, groups)
+    weights = rated.weights_GR[groups].flatten().to(row_sums)
+    (-(weights * row_sums).sum()).backward()
+    sums_GR = row_sums.detach().double().cpu().numpy().reshape(len(groups), -1)
+    return [Measured(sums_R) for sums_R in sums_GR]
+
+
+def _row_sums(setup: Setup, rated: Rated, groups: list[int]) -> Tensor:
+    """(B,) log-probabilities of the groups' rollouts, each from its own row alone."""
+    rollouts = [o for g in groups for o in rated.rollouts[rated.rows(g)]]
+    batch = collate(rollouts, setup.policy.pad_id, setup.policy.device)
+    logprobs_BT = completion_log_probs(
+        setup.policy.model,
+        batch.input_ids_BT,
+        batch.attention_mask_BT,
+        batch.completion_mask_BT,
+        setup.config.rollout.temperature,
+    )
+    return logprobs_BT.sum(dim=1)
+
+
+def _verify(setup: Setup, rated: Rated) -> None:
+    """Once a run: the measured gradient equals ordinary autograd's on the first micro-batch, for every parameter."""
+    assert setup.gram is not None
+    R = rated.rewards_GR.shape[1]
+    groups = list(range(min(micro_batch_groups(setup.config), len(rated.problems))))
+    # Whatever the rewards: every row counts. Powers of two commute with rounding, so that the weights before the
+    # backward
+    # (autograd) and after it (the Gram) differ by nothing else, in models too that compute their norms in float32.
+    weights = torch.tensor([1.0, -0.5, 2.0, -1.0, 0.25], dtype=torch.float64).repeat(R * len(groups))[: R * len(groups)]
+    verify_against_autograd(
+        setup.policy.model, setup.gram, lambda: _row_sums(setup, rated, groups), [R] * len(groups), weights
+    )
+
+
+def _record(rated: Rated, measured: dict[int, Measured], step: int, g: int) -> GroupRecord:
+    rows, part = rated.rows(g), measured.get(g)
+    sampled = [float(o.logprobs.astype(np.float64).sum()) for o in rated.rollouts[rows]]
+    return GroupRecord(
+        step=step,
+        group=g,
+        prompt_id=rated.problems[g].id,
+        R=rated.rewards_GR.shape[1],
+        rewards=tuple(rated.rewards_GR[g].tolist()),
+        advantages=tuple(rated.advantages_GR[g].tolist()),
+        weights=tuple(rated.weights_GR[g].tolist()),
+        lengths=tuple(o.length for o in rated.rollouts[rows]),
+        # a group that took no part was not scored: the sampler's own sums stand in
+        logprob_sums=tuple(part.logprob_sums.tolist()) if part else tuple(sampled),
+        strict=tuple(v.strict for v in rated.verdicts[rows]),
+        flexible=tuple(v.flexible for v in rated.verdicts[rows]),
+        rows="scores",
+        gram=part.gram if part else None,
+        floor=part.floor if part else 0.0,
+        gram_by=(part.gram_by or {}) if part else {},
+    )
+
+
+def _completions(setup: Setup, rated: Rated, step: int) -> list[Completion]:
+    """Every so many steps the first group's completions are kept whole, to be read."""
+    every = setup.config.analysis.keep_completions_every
+    if not every or step % every:
+        return []
+    kept = []
+    for r, rollout in enumerate(rated.rollouts[rated.rows(0)]):
+        kept.append(
+            Completion(
+                step=step,
+                prompt_id=rated.problems[0].id,
+                rollout=r,
+                prompt=setup.prompt(rated.problems[0]),
+                text=rollout.text,
+                reward=float(rated.rewards_GR[0, r]),
+                advantage=float(rated.advantages_GR[0, r]),
+                strict=rated.verdicts[r].strict,
+                flexible=rated.verdicts[r].flexible,
+                length=rollout.length,
+                truncated=rollout.truncated,
+            )
+        )
+    return kept

@@ -1,0 +1,48 @@
+"""python -m grpo_sweeps.report [sweep=NAME] [runs_dir=runs] [out=reports/NAME]: tables, figures, claims, a page."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+USAGE = """usage: python -m grpo_sweeps.report [sweep=NAME] [runs_dir=runs] [out=reports/NAME]
+
+Makes Table 1, Figures 1-4, the verdicts on the claims and index.html from the records of a sweep.
+
+  sweep=NAME     the sweep to report on (default: the one last written to)
+  runs_dir=DIR   where the runs are (default: runs)
+  out=DIR        where the report goes (default: reports/NAME)
+"""
+KEYS = ("sweep", "runs_dir", "out")
+
+
+def main(argv: Sequence[str]) -> int:
+    """Exit code 0, or 2 after one sentence about what is wrong with the command or the records."""
+    if any(a in ("-h", "--help") for a in argv):
+        print(USAGE, end="")
+        return 0
+    options: dict[str, str] = {}
+    for argument in argv:
+        key, equals, value = argument.partition("=")
+        if key not in KEYS or not equals or not value:
+            print(f"{argument}: the report takes {', '.join(f'{k}=...' for k in KEYS)} only.", file=sys.stderr)
+            return 2
+        options[key] = value
+    from grpo_sweeps.report.build import build
+    from grpo_sweeps.report.query import ReportError
+
+    command = ["python", "-m", "grpo_sweeps.report", *argv]
+    try:
+        out, claims = build(options.get("sweep"), options.get("runs_dir", "runs"), options.get("out"), command)
+    except ReportError as error:
+        print(error, file=sys.stderr)
+        return 2
+    for claim in claims:
+        print(f"{claim.id} ({claim.arm}): {claim.verdict}")
+    print(Path(out) / "index.html")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,98 @@
+"""What varies in a sweep besides R and the seed: its arms.
+
+A sweep may compare rewards, estimators, models, learning rates. Runs that agree in all that can change a result, R
+and seed aside, form one arm; tables and figures are made for each arm and R. Settings of the trainer or the rollouts
+that follow R (steps chosen so that every R uses the same number of rollouts, say) are not arms; `tied_to_R` names
+them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+ALL = "all"
+"""The arm's label in a sweep that varies R and seed alone."""
+
+IGNORED = {
+    "R", "seed", "sweep", "runs_dir", "rollout.batch", "trainer.steps", "trainer.device", "trainer.micro_batch",
+    "trainer.checkpoint_every", "trainer.keep_checkpoints", "analysis.check_every", "analysis.keep_completions_every",
+}  # fmt: skip
+IGNORED_GROUPS = ("tracking.",)
+MAY_FOLLOW_R = ("trainer.", "rollout.")
+REPRESENTATIVES = {
+    "model": "model.name", "task": "task.name", "reward": "reward.target", "estimator": "estimator.target",
+}  # fmt: skip
+ABSENT = "(not set)"
+
+
+@dataclass(frozen=True)
+class Arms:
+    """`labels[i]` is the arm of run i; `varies` the keys that tell arms apart; `tied_to_R` the keys that follow R."""
+
+    labels: tuple[str, ...]
+    varies: tuple[str, ...]
+    tied_to_R: tuple[str, ...]
+
+
+def flatten(config: Mapping[str, Any], prefix: str = "") -> dict[str, str]:
+    """Nested mapping -> {dotted key: value as text}. Lists are one value.
+
+    >>> flatten({"a": {"b": 1}, "c": [1, 2]})
+    {'a.b': '1', 'c': '[1, 2]'}
+    """
+    flat: dict[str, str] = {}
+    for key, value in config.items():
+        if isinstance(value, Mapping):
+            flat |= flatten(value, f"{prefix}{key}.")
+        else:
+            flat[f"{prefix}{key}"] = str(value)
+    return flat
+
+
+def find_arms(configs: Sequence[Mapping[str, Any]]) -> Arms:
+    """Arms of runs given by their resolved configurations, in the same order."""
+    flat = [flatten(c) for c in configs]
+    keys = sorted({k for f in flat for k in f if k not in IGNORED and not k.startswith(IGNORED_GROUPS)})
+    columns = {key: [f.get(key, ABSENT) for f in flat] for key in keys}
+    varying = [key for key in keys if len(set(columns[key])) > 1]
+    Rs = [f.get("R", "") for f in flat]
+    tied = [key for key in varying if key.startswith(MAY_FOLLOW_R) and _follows(columns[key], Rs)]
+    varying = _without_implied([key for key in varying if key not in tied], columns)
+    names = _short_names(varying)
+    labels = [
+        ", ".join(f"{names[key]}={_short_value(key, columns[key][i])}" for key in varying) or ALL
+        for i in range(len(flat))
+    ]
+    return Arms(tuple(labels), tuple(varying), tuple(tied))
+
+
+def _follows(values: Sequence[str], by: Sequence[str]) -> bool:
+    """Is each value fixed by the one in `by`?"""
+    return len(set(zip(by, values, strict=True))) == len(set(by))
+
+
+def _without_implied(varying: list[str], columns: Mapping[str, Sequence[str]]) -> list[str]:
+    """One key for each choice of model, task, reward or estimator where that key alone tells the runs apart."""
+    for group, representative in REPRESENTATIVES.items():
+        if representative not in varying:
+            continue
+        implied = {
+            key
+            for key in varying
+            if key.startswith(f"{group}.") and key != representative and _follows(columns[key], columns[representative])
+        }
+        varying = [key for key in varying if key not in implied]
+    return varying
+
+
+def _short_names(keys: Sequence[str]) -> dict[str, str]:
+    """`reward.target` -> reward, `trainer.lr` -> lr; the whole key where that would name two."""
+    short = {key: key.split(".")[0] if key in REPRESENTATIVES.values() else key.rsplit(".", 1)[-1] for key in keys}
+    names = list(short.values())
+    return {key: name if names.count(name) == 1 else key for key, name in short.items()}
+
+
+def _short_value(key: str, value: str) -> str:
+    return value.rsplit(".", 1)[-1] if key.endswith(".target") else value

@@ -1,0 +1,65 @@
+"""One report from one sweep: every file of reports/<sweep>/, each written whole or not at all."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+
+from grpo_sweeps.report import table
+from grpo_sweeps.report.claims import Claim, claims_frame, claims_markdown, judge_claims
+from grpo_sweeps.report.figures import figures, render
+from grpo_sweeps.report.formats import csv, headline, latex, markdown
+from grpo_sweeps.report.manifest import manifest
+from grpo_sweeps.report.missing import missing
+from grpo_sweeps.report.page import render_page
+from grpo_sweeps.report.query import ReportError, Sweep, load_sweep
+from grpo_sweeps.tracking.atomic import write_bytes
+
+CAPTION = (
+    "Mean over mixed groups of the per-group value, with 95% intervals clustered by prompt and seed. Paper: Table 1 of "
+    "arXiv 2606.29238. Null: effective rank of orthogonal scores of equal norm. Accuracy: held-out problems, sampled "
+    "at temperature 1; gain: last less first evaluation, paired by problem."
+)
+
+
+def build(
+    name: str | None, runs_dir: str | Path, out: str | Path | None, command: Sequence[str]
+) -> tuple[Path, list[Claim]]:
+    """Write the report of a sweep (the newest when `name` is None) and return its folder and the claims.
+
+    Raises ReportError when there is no such sweep, or `out` cannot be written to.
+    """
+    sweep = load_sweep(name, runs_dir)
+    folder = Path(out) if out is not None else Path("reports") / sweep.name
+    claims = judge_claims(sweep)
+    files = contents(sweep, claims, command)
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        for file_name, content in files.items():
+            write_bytes(folder / file_name, content)
+    except OSError as error:
+        raise ReportError(f"out={folder}: cannot be written to ({error.strerror}).") from error
+    return folder, claims
+
+
+def contents(sweep: Sweep, claims: list[Claim], command: Sequence[str]) -> dict[str, bytes]:
+    """{file name: bytes} of the whole report."""
+    tables = {"table1": table.table1(sweep), "ranks": table.ranks(sweep), "by_k": table.by_k(sweep)}
+    header, rows = headline(tables["table1"])
+    plots = figures(sweep)
+    images = {name: data for plot in plots for name, data in render(plot).items()}
+    lacking = missing(sweep)
+    texts = {f"{name}.csv": csv(frame) for name, frame in tables.items()}
+    texts |= {
+        "table1.md": markdown(header, rows) + f"\n{CAPTION}\n",
+        "table1.tex": latex(header, rows, CAPTION, f"tab:{sweep.name}"),
+        "claims.csv": csv(claims_frame(claims)),
+        "claims.md": claims_markdown(claims),
+        "index.html": render_page(sweep, tables, claims, plots, images, lacking),
+    }
+    files = {name: data for name, data in images.items() if not name.endswith(".svg")}
+    files |= {name: text.encode("utf-8") for name, text in texts.items()}
+    names = [*files, "manifest.json"]
+    record = manifest(sweep, command, names, lacking)
+    return files | {"manifest.json": (json.dumps(record, indent=1, ensure_ascii=False) + "\n").encode("utf-8")}

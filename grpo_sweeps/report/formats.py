@@ -1,0 +1,128 @@
+"""Tables as CSV, Markdown and LaTeX. Text from a run is hostile: every writer escapes it for its own format."""
+
+from __future__ import annotations
+
+import io
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import pandas as pd
+
+FORMULA_STARTS = ("=", "+", "-", "@", "\t", "\r")
+LATEX = {
+    "\\": r"\textbackslash{}", "{": r"\{", "}": r"\}", "$": r"\$", "&": r"\&", "#": r"\#", "%": r"\%", "_": r"\_",
+    "^": r"\textasciicircum{}", "~": r"\textasciitilde{}", "<": r"\textless{}", ">": r"\textgreater{}",
+}  # fmt: skip
+
+
+def number(value: object, digits: int = 2) -> str:
+    """A number in a table; a dash where there is none.
+
+    >>> number(1.234), number(-1e-9), number(float("nan")), number(12)
+    ('1.23', '0.00', '–', '12')
+    """
+    if value is None or (isinstance(value, float) and not math.isfinite(value)):
+        return "–"
+    if not isinstance(value, float):
+        return str(value)
+    return f"{round(value, digits) + 0.0:.{digits}f}"  # adding 0.0 turns -0.0 into 0.0
+
+
+def with_interval(mean: float, low: float, high: float, digits: int = 2) -> str:
+    """`1.98 [1.95, 2.01]`; the mean alone where there is no interval.
+
+    >>> with_interval(2.0, 1.9, 2.1)
+    '2.00 [1.90, 2.10]'
+    """
+    text = number(mean, digits)
+    if not (math.isfinite(low) and math.isfinite(high)):
+        return text
+    return f"{text} [{number(low, digits)}, {number(high, digits)}]"
+
+
+def csv(frame: pd.DataFrame) -> str:
+    """CSV of full precision. A text cell that a spreadsheet would run as a formula gets a leading apostrophe.
+
+    >>> csv(pd.DataFrame({"a": ["=1+1", "b"], "n": [-1.5, 2.0]})).splitlines()
+    ['a,n', "'=1+1,-1.5", 'b,2.0']
+    """
+    safe = frame.map(lambda v: "'" + v if isinstance(v, str) and v.lstrip(" ").startswith(FORMULA_STARTS) else v)
+    out = io.StringIO()
+    safe.to_csv(out, index=False, lineterminator="\n")
+    return out.getvalue()
+
+
+def markdown(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    """A pipe table; pipes, line breaks and HTML in a cell are escaped.
+
+    >>> print(markdown(["R"], [["a|b"]]), end="")
+    | R |
+    |---|
+    | a\\|b |
+    """
+    lines = [header, *rows]
+    text = ["| " + " | ".join(_markdown_cell(c) for c in line) + " |" for line in lines]
+    return "\n".join([text[0], "|" + "---|" * len(header), *text[1:]]) + "\n"
+
+
+def _markdown_cell(cell: str) -> str:
+    safe = cell.replace("\\", "\\\\").replace("&", "&amp;").replace("<", "&lt;").replace("|", "\\|").replace("`", "\\`")
+    return " ".join(safe.split())
+
+
+def latex_escape(text: str) -> str:
+    """Text with every character that LaTeX would interpret escaped.
+
+    >>> latex_escape("50% of $x_1$")
+    '50\\\\% of \\\\$x\\\\_1\\\\$'
+    """
+    return "".join(LATEX.get(c, c) for c in " ".join(text.split())).replace("–", "--")
+
+
+def latex(header: Sequence[str], rows: Sequence[Sequence[str]], caption: str, label: str) -> str:
+    """A booktabs table (needs \\usepackage{booktabs}); every cell escaped, first column left, others right aligned."""
+    body = [" & ".join(latex_escape(c) for c in row) + r" \\" for row in rows]
+    return "\n".join(
+        [
+            "% needs \\usepackage{booktabs}",
+            r"\begin{table}",
+            r"  \centering",
+            rf"  \caption{{{latex_escape(caption)}}}",
+            rf"  \label{{{label}}}",
+            rf"  \begin{{tabular}}{{l{'r' * (len(header) - 1)}}}",
+            r"    \toprule",
+            "    " + " & ".join(latex_escape(c) for c in header) + r" \\",
+            r"    \midrule",
+            *("    " + line for line in body),
+            r"    \bottomrule",
+            r"  \end{tabular}",
+            r"\end{table}",
+            "",
+        ]
+    )
+
+
+def headline(table: pd.DataFrame) -> tuple[list[str], list[list[str]]]:
+    """Table 1 as people read it: header and text cells, a row an arm and R; the arm is shown if there are several."""
+    arms = table["arm"].nunique() > 1
+    header = [
+        "R", "effective rank", "paper", "top-1 fraction", "paper", "participation ratio", "stable rank", "null",
+        "final accuracy", "gain", "mixed groups", "runs",
+    ]  # fmt: skip
+    rows = []
+    for row in table.to_dict("records"):
+        cells = [
+            number(row["R"]), _interval(row, "effective_rank"), row["paper_effective_rank"] or "–",
+            _interval(row, "top1_fraction"), row["paper_top1_fraction"] or "–", _interval(row, "participation_ratio"),
+            _interval(row, "stable_rank"), number(row["null_effective_rank"]), _interval(row, "accuracy", 3),
+            _interval(row, "accuracy_gain", 3), f"{row['measured_mixed_groups']} of {row['groups']}",
+            f"{row['runs_finished']} of {row['runs']}",
+        ]  # fmt: skip
+        rows.append([str(row["arm"]), *cells] if arms else cells)
+    return (["arm", *header] if arms else header), rows
+
+
+def _interval(row: Mapping[Any, Any], name: str, digits: int = 2) -> str:
+    mean, low, high = (float(str(row[key])) for key in (name, f"{name}_low", f"{name}_high"))
+    return with_interval(mean, low, high, digits)

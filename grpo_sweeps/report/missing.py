@@ -1,0 +1,107 @@
+"""What is not there: cells without runs, unequal seeds, runs that failed or diverged, commits that differ."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from grpo_sweeps.report.query import Sweep
+from grpo_sweeps.report.rules import MIN_GROUPS
+from grpo_sweeps.report.table import usable_groups
+
+CHECKED_METRICS = ("loss", "grad_norm", "reward", "entropy")
+
+
+def missing(sweep: Sweep) -> list[str]:
+    """Sentences, each about one thing; empty when nothing is missing."""
+    found = [*sweep.notes, *_cells(sweep), *_seeds(sweep), *_states(sweep), *_diverged(sweep), *_commits(sweep)]
+    found += [*_steps(sweep), *_groups(sweep), *_evaluation(sweep)]
+    if sweep.arms.tied_to_R:
+        found.append(f"These settings change with R: {', '.join(sweep.arms.tied_to_R)}.")
+    return found
+
+
+def _where(sweep: Sweep, arm: str, R: int) -> str:
+    return f"R = {R}" if sweep.runs["arm"].nunique() < 2 else f"{arm}, R = {R}"
+
+
+def _cells(sweep: Sweep) -> list[str]:
+    have = set(sweep.cells)
+    arms, Rs = sorted({a for a, _ in have}), sorted({R for _, R in have})
+    return [f"No run for {_where(sweep, a, R)}." for a in arms for R in Rs if (a, R) not in have]
+
+
+def _seeds(sweep: Sweep) -> list[str]:
+    runs = sweep.runs
+    seeds = {(a, R): set(runs[(runs["arm"] == a) & (runs["R"] == R)]["seed"]) for a, R in sweep.cells}
+    union = sorted(set().union(*seeds.values()))
+    found = []
+    for (arm, R), have in seeds.items():
+        lacking = [str(s) for s in union if s not in have]
+        if lacking:
+            found.append(f"{_where(sweep, arm, R)} has no run with seed {', '.join(lacking)}.")
+    if len(union) == 1:
+        found.append("One seed: the intervals cover the draw of prompts, not the differences between training runs.")
+    return found
+
+
+def _states(sweep: Sweep) -> list[str]:
+    found = []
+    for run in sweep.runs.itertuples():
+        if run.state != "finished":
+            error = sweep.statuses[str(run.run)].error
+            reason = f": {' '.join(error.split())[:300]}" if error else ""
+            found.append(f"Run {run.run} ({run.name}) is {run.state} at step {run.step} of {run.total}{reason}.")
+    return found
+
+
+def _diverged(sweep: Sweep) -> list[str]:
+    """Runs in whose training steps a number that is always logged became NaN or infinite."""
+    m = sweep.metrics
+    names = [n for n in CHECKED_METRICS if n in m]
+    if not names:
+        return []
+    found = []
+    for run, part in m.groupby("run"):
+        trained = part[part[names].notna().any(axis=1) & part.get("reward", part[names[0]]).notna()]
+        used = [n for n in names if part[n].notna().any()]
+        values = trained[used].to_numpy(dtype=float)
+        bad = ~np.isfinite(values)
+        if bad.any():
+            step = int(trained["step"].to_numpy()[bad.any(axis=1)][0])
+            which = ", ".join(n for n, b in zip(used, bad.any(axis=0), strict=True) if b)
+            found.append(f"Run {run} diverged: {which} is not a finite number from step {step}.")
+    return found
+
+
+def _commits(sweep: Sweep) -> list[str]:
+    commits = sorted({str(c)[:12] for c in sweep.runs["commit"].dropna()})
+    found = [f"The runs were made by different commits: {', '.join(commits)}."] if len(commits) > 1 else []
+    if not commits:
+        found.append("No run says which commit made it.")
+    if sweep.runs["dirty"].eq(True).any():
+        found.append("Some runs were made from a working tree with uncommitted changes.")
+    return found
+
+
+def _steps(sweep: Sweep) -> list[str]:
+    if "trainer.steps" in sweep.arms.tied_to_R:
+        return []
+    totals = sorted({int(t) for t in sweep.runs["total"] if t})
+    return [f"The runs differ in their number of steps: {', '.join(map(str, totals))}."] if len(totals) > 1 else []
+
+
+def _groups(sweep: Sweep) -> list[str]:
+    found = []
+    for arm, R in sweep.cells:
+        n = len(usable_groups(sweep, arm, R))
+        if n < MIN_GROUPS:
+            found.append(f"{_where(sweep, arm, R)} has {n} measured mixed groups, fewer than {MIN_GROUPS}.")
+    if len(sweep.groups) and (sweep.groups["rows"] == "loss").any():
+        found.append("Some Grams are of the rows of the loss: what needs the scores is left out for them.")
+    return found
+
+
+def _evaluation(sweep: Sweep) -> list[str]:
+    evaluated = set(sweep.evals["run"])
+    lacking = [str(r.name) for r in sweep.runs.itertuples(index=False) if r.run not in evaluated]
+    return [f"Not evaluated: {', '.join(lacking)}."] if lacking else []

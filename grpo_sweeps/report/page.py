@@ -1,0 +1,172 @@
+"""index.html: the whole report on one page that opens from the file system with no network.
+
+Figures are inline SVG images, a content policy forbids every other source and all scripts, and Jinja2 escapes every
+value: completions, names and error messages are text that a model or a stranger wrote.
+"""
+
+from __future__ import annotations
+
+import base64
+import shlex
+import unicodedata
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import pandas as pd
+from jinja2 import Environment, PackageLoader, StrictUndefined
+from markupsafe import Markup
+
+from grpo_sweeps.report import rules
+from grpo_sweeps.report.claims import Claim
+from grpo_sweeps.report.figures import Plot
+from grpo_sweeps.report.formats import headline, number, with_interval
+from grpo_sweeps.report.manifest import public
+from grpo_sweeps.report.query import Sweep
+
+CUT = 900  # characters of a completion or prompt that are shown
+PER_CELL = 2  # completions shown for each arm and R: one right and one wrong where there are both
+TONES = {rules.HOLDS: ("yes", "✓"), rules.CONTRADICTED: ("no", "✗"), rules.UNDECIDED: ("open", "?")}
+
+
+def render_page(
+    sweep: Sweep,
+    tables: Mapping[str, pd.DataFrame],
+    claims: Sequence[Claim],
+    plots: Sequence[Plot],
+    images: Mapping[str, bytes],
+    missing: Sequence[str],
+) -> str:
+    """The page as one string. `images` holds each panel's SVG by name, `fig1_1.svg`."""
+    environment = Environment(
+        loader=PackageLoader("grpo_sweeps.report", ""),
+        autoescape=True,
+        undefined=StrictUndefined,
+        finalize=_shown,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+    return environment.get_template("page.html.j2").render(
+        sweep=sweep.name,
+        subtitle=_subtitle(sweep),
+        arms=sweep.runs["arm"].nunique(),
+        claims=[_claim(c) for c in claims],
+        tone=lambda verdict: TONES[verdict][0],
+        sign=lambda verdict: TONES[verdict][1],
+        rules=rules.IN_WORDS,
+        headline=headline(tables["table1"]),
+        by_k=_by_k(tables["by_k"]),
+        ranks=_ranks(tables["ranks"]),
+        plots=[_plot(p, images) for p in plots],
+        completions=_completions(sweep),
+        cut=CUT,
+        missing=missing,
+        commands=_commands(sweep),
+        commit_words=_commit_words(sweep),
+    )
+
+
+def _subtitle(sweep: Sweep) -> str:
+    runs = sweep.runs
+    parts = [
+        f"{len(runs)} run{'s' if len(runs) > 1 else ''}, {int((runs['state'] == 'finished').sum())} finished",
+        f"model {_names(runs['model'])}", f"task {_names(runs['task'])}", f"reward {_names(runs['reward'])}",
+        f"estimator {_names(runs['estimator'])}", f"R = {', '.join(str(r) for r in sorted(runs['R'].unique()))}",
+        f"{runs['seed'].nunique()} seed{'s' if runs['seed'].nunique() > 1 else ''}",
+    ]  # fmt: skip
+    return " · ".join(parts)
+
+
+def _names(column: pd.Series) -> str:
+    return ", ".join(sorted({str(v).removeprefix("grpo_sweeps.") for v in column.dropna()})) or "not recorded"
+
+
+def _claim(claim: Claim) -> dict[str, Any]:
+    rows = [[str(f.R), str(f.groups), f.paper, f.measured, f.null, f.verdict] for f in claim.findings]
+    return {
+        "id": claim.id, "arm": claim.arm, "paper": claim.paper, "verdict": claim.verdict, "rows": rows,
+        "remarks": claim.remarks,
+    }  # fmt: skip
+
+
+def _by_k(table: pd.DataFrame) -> tuple[list[str], list[list[str]]]:
+    names = ("effective_rank", "participation_ratio", "top1_fraction")
+    header = ["R", "k", "groups", "effective rank", "null 4k(R−k)/R", "participation ratio", "top-1 fraction"]
+    arms = len(table) > 0 and table["arm"].nunique() > 1
+    rows = []
+    for row in table.to_dict("records"):
+        if not row["groups"]:
+            continue
+        rank, ratio, top1 = (with_interval(row[n], row[f"{n}_low"], row[f"{n}_high"]) for n in names)
+        cells = [str(row["R"]), str(row["k"]), str(row["groups"]), rank, number(row["null_closed_form"]), ratio, top1]
+        rows.append([str(row["arm"]), *cells] if arms else cells)
+    return (["arm", *header] if arms else header), rows
+
+
+def _ranks(table: pd.DataFrame) -> tuple[list[str], list[list[str]]]:
+    """One row an arm, R and matrix, one column a quantity."""
+    quantities = list(dict.fromkeys(table["quantity"]))
+    arms = table["arm"].nunique() > 1
+    rows = []
+    for (arm, R, matrix), part in table.groupby(["arm", "R", "matrix"], sort=False):
+        values = {r["quantity"]: with_interval(r["mean"], r["low"], r["high"]) for r in part.to_dict("records")}
+        start = [str(arm), str(R)] if arms else [str(R)]
+        rows.append([*start, str(matrix), *(values[q] for q in quantities)])
+    start = ["arm", "R", "matrix"] if arms else ["R", "matrix"]
+    return [*start, *(q.replace("_", " ") for q in quantities)], rows
+
+
+def _plot(plot: Plot, images: Mapping[str, bytes]) -> dict[str, Any]:
+    panels = []
+    for i, panel in enumerate(plot.panels, start=1):
+        data = base64.b64encode(images[f"{plot.name}_{i}.svg"]).decode("ascii")
+        panels.append({"title": panel.title, "alt": panel.alt, "src": f"data:image/svg+xml;base64,{data}"})
+    return {"name": plot.name, "title": plot.title, "caption": plot.caption, "panels": panels}
+
+
+def _completions(sweep: Sweep) -> list[dict[str, Any]]:
+    """The latest kept completions of each arm and R: one right and one wrong where there are both."""
+    shown: list[dict[str, Any]] = []
+    for _, part in sweep.completions.groupby(["arm", "R"]) if len(sweep.completions) else []:
+        late = part.sort_values("step", kind="stable", ascending=False)
+        first = late.drop_duplicates("strict")
+        rest = late.drop(first.index)
+        chosen = pd.concat([first, rest]).head(PER_CELL)
+        for row in chosen.to_dict("records"):
+            visible = {str(k): v for k, v in row.items()}
+            visible |= {key: visible_text(str(row[key]), CUT) for key in ("prompt", "text", "prompt_id")}
+            visible |= {key: f"{row[key]:.3g}" for key in ("reward", "advantage")}
+            shown.append(visible)
+    return shown
+
+
+def _shown(value: Any) -> Any:
+    """What the template prints: every text in its visible form; finished markup and numbers as they are."""
+    return visible_text(value, len(value)) if isinstance(value, str) and not isinstance(value, Markup) else value
+
+
+def visible_text(text: str, cut: int) -> str:
+    """Text without the characters that could hide or reorder what stands on the page, cut with a note.
+
+    Control and format characters (category C, such as a right-to-left override) are shown by their code point.
+
+    >>> visible_text("a\\u202eb\\n", 10)
+    'a[U+202E]b\\n'
+    """
+    shown = text if len(text) <= cut else text[:cut] + f" … ({len(text) - cut} more characters)"
+    if shown.isprintable():
+        return shown
+    return "".join(
+        c if c in "\n\t" or not unicodedata.category(c).startswith("C") else f"[U+{ord(c):04X}]" for c in shown
+    )
+
+
+def _commands(sweep: Sweep) -> list[str]:
+    made = list(dict.fromkeys(public(str(c)) for c in sweep.runs["command"].dropna() if c))
+    return [*made, f"python -m grpo_sweeps.report sweep={shlex.quote(sweep.name)}"]
+
+
+def _commit_words(sweep: Sweep) -> str:
+    commits = sorted({str(c) for c in sweep.runs["commit"].dropna()})
+    if not commits:
+        return "The records do not say which commit made the runs."
+    return f"Check out commit {', '.join(commits)}, then run:"

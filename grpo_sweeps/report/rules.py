@@ -1,0 +1,70 @@
+"""The rules of the report's verdicts, fixed before looking at any run. Changing one is a change of method."""
+
+from __future__ import annotations
+
+from grpo_sweeps.intervals import Interval
+
+HOLDS = "holds in these runs"
+CONTRADICTED = "contradicted by these runs"
+UNDECIDED = "cannot be decided from these runs"
+
+ALPHA = 0.05
+"""Chance, at most, that any verdict of one report is wrong by the draw of its data (Bonferroni over its tests)."""
+
+TESTS_PER_CELL = 3
+"""Decisive intervals for each arm and R: C7's share of groups, C8's effective rank, C10's top-1 fraction."""
+
+ABOUT_TWO = 2.0
+MARGIN = 0.25
+"""C8, C10: "about 2" means a mean effective rank in [1.75, 2.25]."""
+
+MIN_GROUPS = 30
+"""Measured mixed groups below which an R is not decided."""
+
+TOLERATED_SHARE = 0.05
+"""C7: a bound that more than one group in twenty breaks does not hold."""
+
+RESOLUTION = 1e-3
+"""C7: a group whose eigenvalues are known no better than this part of the largest cannot testify to a low rank."""
+
+CONTROL_TOLERANCE = 1e-6
+"""C8: largest relative change of the effective rank that still counts as rounding in the exact negative controls."""
+
+IN_WORDS = (
+    f"Fixed before looking: 'about 2' means a mean effective rank within {MARGIN:g} of {ABOUT_TWO:g}; fewer than "
+    f"{MIN_GROUPS} measured mixed groups at an R decide nothing there; a rank bound is broken when more than "
+    f"{TOLERATED_SHARE:.0%} of the groups exceed it beyond the precision floor. Intervals behind verdicts are widened "
+    f"so that all verdicts of this report together are wrong by chance with probability at most {ALPHA:g} "
+    "(Bonferroni), and by what the precision of the records allows. A verdict needs its whole interval on one side; "
+    f"otherwise it says '{UNDECIDED}'."
+)
+
+
+def simultaneous_alpha(cells: int) -> float:
+    """Error rate of one interval so that all decisive intervals of a report hold together with 1 - ALPHA.
+
+    >>> simultaneous_alpha(3) == 0.05 / 9
+    True
+    """
+    return ALPHA / (TESTS_PER_CELL * max(1, cells))
+
+
+def judge(interval: Interval, low: float, high: float, groups: int) -> str:
+    """HOLDS when the whole interval is in [low, high], CONTRADICTED when none of it is, UNDECIDED otherwise or with too
+    few groups.
+
+    >>> judge(Interval(2.0, 1.9, 2.1, 40), 1.75, 2.25, 40)
+    'holds in these runs'
+    """
+    if groups < MIN_GROUPS:
+        return UNDECIDED
+    if interval.inside(low, high):
+        return HOLDS
+    return CONTRADICTED if interval.outside(low, high) else UNDECIDED
+
+
+def all_of(verdicts: list[str]) -> str:
+    """A claim about every R: one contradiction is enough; it holds when it does at each R."""
+    if CONTRADICTED in verdicts:
+        return CONTRADICTED
+    return HOLDS if verdicts and set(verdicts) == {HOLDS} else UNDECIDED

@@ -1,0 +1,13 @@
+"""Rewards: functions `reward(completion, problem, seed) -> float`, and the parsing of answers that they share.
+
+    exact_match.strict, exact_match.flexible    1 when the answer is right, else 0
+    random_control.bernoulli                    a coin that never looks at the completion
+
+A reward of your own is any function with that signature, named by its dotted path in `reward._target_`.
+"""
+
+from grpo_sweeps.rewards.exact_match import flexible, strict
+from grpo_sweeps.rewards.parsing import verdict
+from grpo_sweeps.rewards.random_control import bernoulli
+
+__all__ = ["bernoulli", "flexible", "strict", "verdict"]

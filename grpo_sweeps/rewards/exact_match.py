@@ -1,0 +1,16 @@
+"""1 for a right answer, 0 otherwise; nothing in between, and no credit for a part of a number."""
+
+from __future__ import annotations
+
+from grpo_sweeps.rewards.parsing import verdict
+from grpo_sweeps.types import Problem
+
+
+def strict(completion: str, problem: Problem, seed: int = 0) -> float:
+    """1.0 when the number after the first `####` equals the reference, else 0.0. Uses no chance: `seed` is ignored."""
+    return float(verdict(completion, problem.answer).strict)
+
+
+def flexible(completion: str, problem: Problem, seed: int = 0) -> float:
+    """1.0 when the last number before a run-on question equals the reference, else 0.0. `seed` is ignored."""
+    return float(verdict(completion, problem.answer).flexible)

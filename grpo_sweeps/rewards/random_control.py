@@ -1,0 +1,14 @@
+"""A reward that says nothing about the completion: what remains of a spectrum under it is not learning."""
+
+from __future__ import annotations
+
+import random
+
+from grpo_sweeps.types import ConfigError, Problem
+
+
+def bernoulli(completion: str, problem: Problem, seed: int, p: float = 0.5) -> float:
+    """1.0 with probability p, else 0.0, from `seed` alone. Raises ConfigError when p is not in 0..1."""
+    if not 0.0 <= p <= 1.0:
+        raise ConfigError(f"reward.p={p!r} is not allowed: it must be a probability from 0 to 1.")
+    return float(random.Random(int(seed)).random() < p)

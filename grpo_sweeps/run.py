@@ -1,0 +1,80 @@
+"""Entry point: `python -m grpo_sweeps.run R=4`, `... -m R=2,4,8`, `... +sweeps=default`. See --help.
+
+Exit codes: 0 all went well; 1 a run failed (a table names each, its reason and its log); 2 a bad command or
+configuration (one sentence, before anything starts); 130 after Ctrl-C.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Sequence
+
+from grpo_sweeps.types import ConfigError
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run the command and return its exit code."""
+    from hydra.errors import HydraException
+    from omegaconf.errors import OmegaConfBaseException
+    from yaml import YAMLError
+
+    from grpo_sweeps.sweep.errors import explain
+    from grpo_sweeps.sweep.launch import RunFailed, exit_code, say
+
+    os.environ["HYDRA_FULL_ERROR"] = "1"  # Hydra then raises its errors to here instead of printing them and leaving
+    if os.getcwd() not in sys.path:
+        sys.path.insert(
+            0, os.getcwd()
+        )  # the user's own reward, task or estimator, also when started by the console script
+    try:
+        return _run(sys.argv[1:] if argv is None else argv)
+    except ConfigError as error:
+        say(f"error: {error}")
+    except (HydraException, OmegaConfBaseException, YAMLError) as error:
+        say(f"error: {explain(error)}")
+    except ValueError as error:
+        if "Config group override must be" not in str(
+            error
+        ):  # the one error of a command line that Hydra gives no class
+            raise
+        say(f"error: {explain(error)}")
+    except RunFailed as failed:
+        return exit_code(failed.results)
+    except KeyboardInterrupt:
+        return 130
+    except SystemExit as leaving:  # --help, --cfg and the like
+        return leaving.code if isinstance(leaving.code, int) else int(leaving.code is not None)
+    return 2
+
+
+def _run(argv: Sequence[str]) -> int:
+    """Give the command to Hydra. A sweep ends in the launcher plugin, a single run here, both in sweep/launch.py."""
+    from hydra import version
+    from hydra._internal.utils import _run_hydra
+
+    from grpo_sweeps.config_schema import register
+    from grpo_sweeps.sweep.command import parse
+    from grpo_sweeps.sweep.launch import exit_code, single
+    from grpo_sweeps.sweep.paths import conf_dir
+
+    args, parser = parse(argv)
+    register()
+    version.setbase("1.3")
+    codes: list[int] = []
+    caught: list[Exception] = []
+
+    def task(composed: object) -> None:
+        try:
+            codes.append(exit_code(single(composed)))
+        except Exception as error:  # kept from Hydra, which would print lines of its own, and raised again below
+            caught.append(error)
+
+    _run_hydra(args=args, args_parser=parser, task_function=task, config_path=str(conf_dir()), config_name="config")
+    if caught:
+        raise caught[0]
+    return codes[0] if codes else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,50 @@
+"""The command line: Hydra's own arguments in any order, and what a file of sweeps/ implies."""
+
+from __future__ import annotations
+
+import argparse
+import shlex
+from collections.abc import Sequence
+from typing import Any, NoReturn
+
+from grpo_sweeps.types import ConfigError
+
+PROGRAM = "python -m grpo_sweeps.run"
+
+
+def parse(argv: Sequence[str]) -> tuple[argparse.Namespace, argparse.ArgumentParser]:
+    """Hydra's parser on `argv`; flags and overrides may be mixed, and a sweep file switches --multirun on.
+
+    Hydra's parser is taken from its internals, because the public decorator reads sys.argv and prints usage on what it
+    does not know; hydra-core 1.3 is closed, so it stays where it is.
+    """
+    from hydra._internal.utils import get_args_parser
+
+    parser = get_args_parser()
+    parser.error = _refuse  # type: ignore[method-assign]
+    args = parser.parse_intermixed_args(list(argv))
+    files = [item for item in args.overrides if _key(item) == "sweeps"]
+    if len(files) > 1 or any("," in item for item in files):
+        raise ConfigError(f"{' '.join(files)}: one sweep at a time; give one +sweeps=NAME")
+    if files:
+        name = files[0].partition("=")[2]
+        args.overrides = [f"+sweeps={name}" if item == files[0] else item for item in args.overrides]
+        if not (args.cfg or args.info or args.shell_completion):
+            args.run, args.multirun = False, True
+    return args, parser
+
+
+def command_of(hydra_config: Any) -> str:
+    """The command that gave this configuration, as a person would type it."""
+    overrides = [*hydra_config.overrides.hydra, *hydra_config.overrides.task]
+    several = "hydra.mode=MULTIRUN" in overrides and not any(_key(item) == "sweeps" for item in overrides)
+    shown = [item for item in overrides if not item.startswith("hydra.mode=")]
+    return " ".join([PROGRAM, *(["-m"] if several else []), *(shlex.quote(item) for item in shown)])
+
+
+def _key(override: str) -> str:
+    return override.partition("=")[0].lstrip("+~")
+
+
+def _refuse(message: str) -> NoReturn:
+    raise ConfigError(f"{message}; see {PROGRAM} --help")

@@ -1,0 +1,187 @@
+"""Execute one run from its frozen configuration. Every launcher ends here: folder, status, log and outcome."""
+
+from __future__ import annotations
+
+import fcntl
+import logging
+import os
+import time
+import traceback
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from grpo_sweeps.config import RunConfig, to_mapping
+from grpo_sweeps.sweep.identity import identity
+from grpo_sweeps.sweep.ledger import status_or_none
+from grpo_sweeps.tracking import provenance
+from grpo_sweeps.tracking.atomic import write_text
+from grpo_sweeps.tracking.status import ENDED, RunStatus, StatusWriter
+from grpo_sweeps.types import ConfigError
+
+CONFIG_FILE, LOG_FILE, LOCK_FILE = "config.yaml", "log.txt", ".lock"
+
+
+@dataclass(frozen=True)
+class RunResult:
+    """How a run ended. `state` is the status's; `config_error` tells a configuration that could not be used from a
+    failure."""
+
+    identity: str
+    name: str
+    state: str
+    run_dir: str
+    step: int = 0
+    total: int = 0
+    error: str | None = None
+    config_error: bool = False
+
+    @property
+    def ok(self) -> bool:
+        return self.state == "finished"
+
+    @property
+    def log(self) -> Path:
+        return Path(self.run_dir) / LOG_FILE
+
+
+def execute(frozen: Mapping[str, Any], run_dir: Path | str, *, name: str = "", command: str = "") -> RunResult:
+    """Train the run that `frozen` describes (the written form of RunConfig) in `run_dir`; returns, whatever happened
+    to it.
+
+    A failure is in the result, in status.json and, with its traceback, in log.txt. Ctrl-C gives the state
+    `interrupted`. Only what asks the process itself to end is raised on: SystemExit (a requeued job) and submitit's
+    UncompletedJobError. A run that has finished in the meantime, or that another process holds, is left alone.
+    """
+    config = RunConfig.from_mapping(frozen)
+    run_dir = Path(run_dir)
+    run_dir.mkdir(parents=True, exist_ok=True)
+    status = RunStatus(
+        state="running", identity=identity(config), name=name or f"R={config.R} seed={config.seed}", sweep=config.sweep,
+        total=config.trainer.steps, host=provenance.host(), pid=os.getpid(), job_id=provenance.job_id(),
+        started=time.time(), command=command,
+    )  # fmt: skip
+    with _lock(run_dir) as held:
+        previous = status_or_none(run_dir)
+        if not held:
+            return _result(run_dir, replace(status, state="failed", error="another process is running this run"))
+        if previous and previous.state == "finished" and previous.step >= config.trainer.steps:
+            return _result(run_dir, previous)
+        status = replace(
+            status, commit=provenance.commit(), dirty=provenance.dirty(), versions=provenance.versions(),
+            step=previous.step if previous else 0,
+        )  # fmt: skip
+        write_text(run_dir / CONFIG_FILE, _yaml(to_mapping(config)))
+        with _logged_to(run_dir / LOG_FILE) as log, StatusWriter(run_dir, status) as writer:
+            return _train(config, run_dir, writer, log)
+
+
+def _train(config: RunConfig, run_dir: Path, writer: StatusWriter, log: logging.Logger) -> RunResult:
+    """Call the training loop and record how it ended."""
+    log.info(
+        "run %s (%s) starts on %s, process %d",
+        writer.status.identity,
+        writer.status.name,
+        writer.status.host,
+        os.getpid(),
+    )
+    config_error = False
+    try:
+        from grpo_sweeps.loop.train import train
+
+        def heartbeat(done: int, total: int, metrics: Mapping[str, float]) -> None:
+            writer.step(done)
+            log.info("step %d/%d  %s", done, total, _numbers(metrics))
+
+        train(config, run_dir, heartbeat, writer.status.name)
+    except KeyboardInterrupt:
+        log.info("interrupted")
+        writer.update(state="interrupted", ended=time.time(), error="interrupted (Ctrl-C or SIGTERM)")
+    except SystemExit:
+        # Submitit has saved this job and handed it back to the queue.
+        log.info("stopped by a signal; the job is queued again")
+        writer.update(state="queued")
+        raise
+    except Exception as error:
+        if _is_not_requeued(error):
+            log.info("%s", error)
+            writer.update(state="interrupted", ended=time.time(), error=str(error))
+            raise
+        log.error("%s", traceback.format_exc().rstrip())
+        config_error = isinstance(error, ConfigError)
+        writer.update(state="failed", ended=time.time(), error=str(error) if config_error else _reason(error))
+    else:
+        log.info("finished")
+        done = max(config.trainer.steps, writer.status.step)
+        writer.update(state="finished", ended=time.time(), step=done, error=None)
+    return replace(_result(run_dir, writer.status), config_error=config_error)
+
+
+def result_of(run_dir: Path) -> RunResult | None:
+    """The result that an ended run left in its status.json; None while it has not ended."""
+    status = status_or_none(run_dir)
+    return _result(run_dir, status) if status and status.state in ENDED else None
+
+
+def _result(run_dir: Path, status: RunStatus) -> RunResult:
+    return RunResult(status.identity, status.name, status.state, str(run_dir), status.step, status.total, status.error)
+
+
+def _reason(error: BaseException) -> str:
+    """The error's type and the first line of its message."""
+    lines = str(error).strip().splitlines()
+    return f"{type(error).__name__}: {lines[0]}" if lines else type(error).__name__
+
+
+def _is_not_requeued(error: Exception) -> bool:
+    """Submitit raises UncompletedJobError inside the loop when a job's time is up for good. Known by name."""
+    return any(
+        cls.__name__ == "UncompletedJobError" and cls.__module__.startswith("submitit.") for cls in type(error).__mro__
+    )
+
+
+def _numbers(metrics: Mapping[str, float]) -> str:
+    shown = {"reward": "reward", "spectral/effective_rank": "effective rank"}
+    return "  ".join(f"{label} {metrics[key]:.3f}" for key, label in shown.items() if key in metrics)
+
+
+def _yaml(mapping: Mapping[str, Any]) -> str:
+    import yaml
+
+    return str(yaml.safe_dump(dict(mapping), sort_keys=False, allow_unicode=True, width=120))
+
+
+@contextmanager
+def _lock(run_dir: Path) -> Iterator[bool]:
+    """Hold the run's lock while in the context; False when another process holds it. It ends with the process."""
+    with open(run_dir / LOCK_FILE, "a") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            yield False
+            return
+        except OSError:
+            yield True  # a file system without locks: the status is all there is to go by
+            return
+        yield True
+
+
+@contextmanager
+def _logged_to(path: Path) -> Iterator[logging.Logger]:
+    """Send every log record to `path` too; the yielded logger writes there alone, so the terminal keeps its progress
+    bar."""
+    handler = logging.FileHandler(path, encoding="utf-8")
+    handler.setFormatter(logging.Formatter("%(asctime)s  %(message)s", "%Y-%m-%d %H:%M:%S"))
+    root, own = logging.getLogger(), logging.getLogger("grpo_sweeps.run_log")
+    own.setLevel(logging.INFO)
+    own.propagate = False
+    root.addHandler(handler)
+    own.addHandler(handler)
+    try:
+        yield own
+    finally:
+        root.removeHandler(handler)
+        own.removeHandler(handler)
+        handler.close()

@@ -1,0 +1,99 @@
+"""The identity of a run: a short hash of what can change its result, and the name that a person reads.
+
+The same configuration has the same identity wherever it is launched from; a changed default changes it, because the
+resolved configuration is hashed and not the difference from the defaults.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+from grpo_sweeps.config import RunConfig, flatten, to_mapping
+
+LENGTH = 12  # hexadecimal digits: 48 bits, so a million runs in one sweep meet with probability 0.002
+
+# What cannot change a result: names and places, tracking, device, how rows are cut into batches, how often things are
+# kept.
+IRRELEVANT = (
+    "sweep", "runs_dir", "tracking", "model.name", "task.name", "trainer.device", "trainer.micro_batch",
+    "rollout.batch", "trainer.checkpoint_every", "trainer.keep_checkpoints", "analysis.keep_completions_every",
+    "analysis.check_every",
+)  # fmt: skip
+
+
+def identity(config: RunConfig) -> str:
+    """12 hexadecimal digits.
+
+    `trainer.steps` counts only where the schedule depends on it: a run with a constant rate can be taken further.
+    """
+    relevant = {key: value for key, value in flatten(to_mapping(config)).items() if not is_irrelevant(key, config)}
+    text = json.dumps(_canonical(relevant), sort_keys=True, separators=(",", ":"), ensure_ascii=True)
+    return hashlib.sha256(text.encode()).hexdigest()[:LENGTH]
+
+
+def is_irrelevant(key: str, config: RunConfig) -> bool:
+    """True for a (flattened) key that identity leaves out."""
+    if key == "trainer.steps":
+        return config.trainer.schedule == "constant"
+    return any(key == name or key.startswith(name + ".") for name in IRRELEVANT)
+
+
+def _canonical(value: Any) -> Any:
+    """Numbers that are equal are written the same way (1 and 1.0), whatever wrote them."""
+    if isinstance(value, float) and value.is_integer():
+        return int(value)
+    if isinstance(value, Mapping):
+        return {str(key): _canonical(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [_canonical(item) for item in value]
+    return value
+
+
+UNNAMED = ("sweep", "sweeps", "runs_dir", "tracking", "redo", "dry_run", "hydra")
+
+
+def display_names(configs: Sequence[RunConfig], overrides: Sequence[Sequence[str]]) -> list[str]:
+    """One name a run, made of what varies: "R=8 seed=0", "R=8 seed=0 lr=1e-05".
+
+    R and the seed come always, then the keys of each run's own command line that differ in a sweep (in a single run,
+    all of them). `overrides` are Hydra's, one list a run.
+    """
+    parsed = [_override_values(items) for items in overrides]
+    keys: list[str] = []
+    for values in parsed:
+        keys += [key for key in values if key not in keys]
+    several = len(parsed) > 1
+    varying = [key for key in keys if not several or len({values.get(key) for values in parsed}) > 1]
+    varying = [key for key in varying if _is_named(key, configs[0])]
+    labels = _labels(varying)
+    names = []
+    for config, values in zip(configs, parsed, strict=True):
+        parts = [f"R={config.R}", f"seed={config.seed}"]
+        parts += [f"{labels[key]}={values[key]}" for key in varying if key in values]
+        names.append(" ".join(parts))
+    return names
+
+
+def _is_named(key: str, config: RunConfig) -> bool:
+    group = key.split(".")[0].split("/")[0]
+    return key not in ("R", "seed") and group not in UNNAMED and not is_irrelevant(key, config)
+
+
+def _override_values(items: Iterable[str]) -> dict[str, str]:
+    values = {}
+    for item in items:
+        key, _, value = item.partition("=")
+        values[key.lstrip("+~")] = value
+    return values
+
+
+def _labels(keys: Sequence[str]) -> dict[str, str]:
+    """The last part of each dotted key where it is enough to tell them apart, else the whole key."""
+    short = [key.rsplit(".", 1)[-1] for key in keys]
+    return {
+        key: last if short.count(last) == 1 and last != "_target_" else key
+        for key, last in zip(keys, short, strict=True)
+    }

@@ -1,0 +1,49 @@
+"""What a Submitit job runs: one frozen configuration. Pickled by reference, so the node needs nothing of Hydra."""
+
+from __future__ import annotations
+
+import contextlib
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from grpo_sweeps.sweep.execute import RunResult, execute
+from grpo_sweeps.sweep.launch import MIRROR_LOG, RunFailed
+
+
+class RunJob:
+    """Callable with checkpoint(): Submitit calls that on a time limit or a preemption and puts the job back in the
+    queue."""
+
+    def __init__(self, copies: bool = False) -> None:
+        """copies: this job copies its own record to an MLflow server while it runs."""
+        self.copies = copies
+
+    def __call__(
+        self, frozen: Mapping[str, Any], run_dir: str, name: str, command: str, import_paths: list[str]
+    ) -> RunResult:
+        """Execute the run; raises RunFailed after a failure, so that the scheduler's books say FAILED too."""
+        for path in import_paths:  # where the user's own task, reward or estimator was found when the run was checked
+            if path not in sys.path:
+                sys.path.append(path)
+        with self._mirror(frozen, Path(run_dir)):
+            result = execute(frozen, run_dir, name=name, command=command)
+        if not result.ok:
+            raise RunFailed([result])
+        return result
+
+    def _mirror(self, frozen: Mapping[str, Any], run_dir: Path) -> Any:
+        if not self.copies:
+            return contextlib.nullcontext()
+        from grpo_sweeps.config import RunConfig
+        from grpo_sweeps.tracking.mirror import Follower
+
+        tracking = RunConfig.from_mapping(frozen).tracking
+        return Follower(run_dir.parent.name, run_dir.parents[1], tracking, run_dir / MIRROR_LOG, run=run_dir.name)
+
+    def checkpoint(self, *args: Any, **kwargs: Any) -> Any:
+        """The same run again: it goes on from the last checkpoint in its folder."""
+        import submitit
+
+        return submitit.helpers.DelayedSubmission(self, *args, **kwargs)

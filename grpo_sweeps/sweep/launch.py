@@ -1,0 +1,278 @@
+"""Plan a set of runs and start them. A single run, a sweep here and a sweep on SLURM share this; launchers differ in
+`start`.
+
+Nothing is written before every run has been composed, checked and compared with what is there: a bad one refuses the
+whole sweep. Afterwards one run's failure hides no other: each gives a result, and the table at the end names those
+that failed.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+import os
+import signal
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from grpo_sweeps.config import RunConfig, flatten, shown, to_mapping
+from grpo_sweeps.config_checks import check, check_functions, check_launch
+from grpo_sweeps.sweep import paths
+from grpo_sweeps.sweep.command import command_of
+from grpo_sweeps.sweep.execute import RunResult, execute
+from grpo_sweeps.sweep.identity import display_names, identity, is_irrelevant
+from grpo_sweeps.sweep.ledger import Decision, decide, set_aside, status_or_none
+from grpo_sweeps.tracking import provenance
+from grpo_sweeps.tracking.status import RunStatus, write_status
+from grpo_sweeps.types import ConfigError
+
+MIRROR_LOG = "mirror.log"
+
+
+@dataclass(frozen=True, eq=False)
+class PlannedRun:
+    """One run of a plan: its frozen configuration, its place, and what is to be done with it."""
+
+    config: RunConfig
+    identity: str
+    name: str
+    run_dir: Path
+    decision: Decision
+
+    @property
+    def frozen(self) -> dict[str, Any]:
+        """The resolved configuration in its written form: what a job gets as its argument."""
+        return to_mapping(self.config)
+
+
+@dataclass(frozen=True)
+class Plan:
+    """All runs of one command, in the order of the command."""
+
+    runs: tuple[PlannedRun, ...]
+    identities: tuple[str, ...]  # one for each job of the command, so a run that was given twice is here twice
+    dry_run: bool = False
+    command: str = ""
+    notes: tuple[str, ...] = ()
+
+    @property
+    def due(self) -> tuple[PlannedRun, ...]:
+        return tuple(run for run in self.runs if run.decision.action != "skip")
+
+
+class RunFailed(RuntimeError):
+    """A run did not finish. Raised towards Hydra once the others have had their turn; the table has been printed."""
+
+    def __init__(self, results: Sequence[RunResult]) -> None:
+        super().__init__("; ".join(f"{result.name}: {result.error}" for result in results))
+        self.results = tuple(results)
+
+
+Start = Callable[[Plan], list[RunResult]]
+
+
+def plan(composed: Sequence[Any], overrides: Sequence[Sequence[str]], command: str = "") -> Plan:
+    """Hydra's composed configs (one a run, with the overrides of each) -> what is to be done. Writes nothing.
+
+    Raises ConfigError for the first run that cannot be run, and for runs that differ only in what cannot change a
+    result.
+    """
+    configs = [RunConfig.from_composed(config) for config in composed]
+    redo = composed[0].get("redo")
+    check_launch(redo)
+    for config in configs:
+        check(config)
+    names = display_names(configs, overrides)
+    kept, notes = _distinct(configs, names)
+    for config in _distinct_functions(kept):
+        check_functions(config)
+    commit = provenance.commit()
+    runs = []
+    for config, name in kept:
+        run_id = identity(config)
+        run_dir = paths.run_dir(config.runs_dir, config.sweep, run_id)
+        runs.append(PlannedRun(config, run_id, name, run_dir, decide(run_dir, config.trainer.steps, redo, commit)))
+    identities = tuple(identity(config) for config in configs)
+    return Plan(tuple(runs), identities, bool(composed[0].get("dry_run")), command, tuple(notes))
+
+
+def launch(plan: Plan, start: Start, jobs_copy: bool = False) -> list[RunResult]:
+    """Print the plan, carry it out by `start`, print what failed. One result a run, in the order of the plan.
+
+    jobs_copy: the jobs copy their own records to MLflow while they run, this process only completes the copy at the
+    end.
+
+    Raises KeyboardInterrupt after Ctrl-C, when what had been started is recorded.
+    """
+    _print_plan(plan)
+    results = {run.identity: _skipped(run) for run in plan.runs}
+    if plan.due and not plan.dry_run:
+        for run in plan.due:
+            _prepare(run, plan.command)
+        with contextlib.nullcontext() if jobs_copy else mirror(plan):
+            for result in start(plan):
+                results[result.identity] = result
+        if jobs_copy:
+            with mirror(plan):
+                pass
+        _print_outcome(list(results.values()))
+    return list(results.values())
+
+
+def single(composed: Any) -> list[RunResult]:
+    """Hydra's task function for one run without -m: the same plan and the same execution as a sweep's."""
+    from hydra.core.hydra_config import HydraConfig
+
+    hydra = HydraConfig.get()
+    if not hydra.launcher._target_.endswith("BasicLauncher"):
+        launcher = hydra.runtime.choices["hydra/launcher"]
+        raise ConfigError(
+            f"hydra/launcher={launcher}: needs -m (without it the run would start on this machine); add -m, or drop it"
+        )
+    return launch(plan([composed], [list(hydra.overrides.task)], command_of(hydra)), run_here)
+
+
+def run_here(plan: Plan) -> list[RunResult]:
+    """Execute the due runs one after the other in this process. Ctrl-C and SIGTERM end the run at hand and start no
+    other."""
+    results: list[RunResult] = []
+    with _sigterm_as_interrupt():
+        for run in plan.due:
+            results.append(execute(run.frozen, run.run_dir, name=run.name, command=plan.command))
+            if results[-1].state == "interrupted":
+                left = len(plan.due) - len(results)
+                say(f"interrupted: {run.name} goes on from its last checkpoint when the command is given again"
+                    + (f"; {left} more not started" if left else ""))  # fmt: skip
+                raise KeyboardInterrupt
+            _free_memory()
+    return results
+
+
+def exit_code(results: Sequence[RunResult]) -> int:
+    """0 when all went well, 2 when nothing failed but configurations that could not be used, else 1."""
+    bad = [result for result in results if not result.ok]
+    if bad and all(result.config_error for result in bad):
+        return 2
+    return 1 if bad else 0
+
+
+def mirror(plan: Plan) -> Any:
+    """A context in which another process copies the sweep's local records to MLflow (with tracking=local: nothing
+    does)."""
+    from grpo_sweeps.tracking.mirror import Follower
+
+    config = plan.runs[0].config
+    log = Path(config.runs_dir) / config.sweep / MIRROR_LOG
+    return Follower(config.sweep, config.runs_dir, config.tracking, log)
+
+
+def to_server(config: RunConfig) -> bool:
+    """True when records are copied to an MLflow server, which many jobs may write to; SQLite has one writer."""
+    from grpo_sweeps.tracking.mlflow_store import resolve_uri
+
+    return config.tracking.kind == "mlflow" and resolve_uri(config.tracking.uri).startswith(("http://", "https://"))
+
+
+def say(text: str) -> None:
+    """One plain line to the person, without the control characters that an error message may carry."""
+    print("".join(char if char.isprintable() else " " for char in text), file=sys.stderr, flush=True)
+
+
+def _distinct(configs: Sequence[RunConfig], names: Sequence[str]) -> tuple[list[tuple[RunConfig, str]], list[str]]:
+    """Runs given twice (x=1,1) are kept once; runs that share an identity but not their configuration are refused."""
+    seen: dict[str, tuple[RunConfig, str]] = {}
+    notes = []
+    for config, name in zip(configs, names, strict=True):
+        first = seen.setdefault(identity(config), (config, name))
+        if first[0] is config:
+            continue
+        if first[0] == config:
+            notes.append(f"{name}: given twice, runs once")
+            continue
+        one, other = flatten(to_mapping(first[0])), flatten(to_mapping(config))
+        keys = [key for key in one if one[key] != other.get(key) and is_irrelevant(key, config)]
+        raise ConfigError(
+            f"{keys[0]}={shown(one[keys[0]])},{shown(other[keys[0]])}: cannot be an axis of a sweep, because it "
+            f"does not change a run's result "
+            "and both values are the same run; give one value"
+        )
+    return list(seen.values()), notes
+
+
+def _distinct_functions(kept: Sequence[tuple[RunConfig, str]]) -> list[RunConfig]:
+    """One run for each different set of task, reward and estimator: the others need no second look."""
+    return list({repr((config.task.function, config.reward, config.estimator)): config for config, _ in kept}.values())
+
+
+def _prepare(run: PlannedRun, command: str) -> None:
+    """Make the run's folder and say that it waits, so that `status` knows what is still to come."""
+    if run.decision.action == "redo":
+        set_aside(run.run_dir)
+    run.run_dir.mkdir(parents=True, exist_ok=True)
+    before = status_or_none(run.run_dir) or RunStatus(state="queued", identity=run.identity)
+    queued = replace(
+        before, state="queued", name=run.name, sweep=run.config.sweep, total=run.config.trainer.steps, command=command,
+        host=provenance.host(), pid=os.getpid(), job_id=None, heartbeat=time.time(), error=None, ended=None,
+    )  # fmt: skip
+    write_status(run.run_dir, queued)
+
+
+def _skipped(run: PlannedRun) -> RunResult:
+    """The result of a run that is not started: what is on disk counts as well done."""
+    status = status_or_none(run.run_dir)
+    step = status.step if status else 0
+    return RunResult(run.identity, run.name, "finished", str(run.run_dir), step, run.config.trainer.steps)
+
+
+def _print_plan(plan: Plan) -> None:
+    first = plan.runs[0].config
+    skipped = len(plan.runs) - len(plan.due)
+    line = f"sweep {first.sweep}: {len(plan.runs)} run{'s' * (len(plan.runs) > 1)}, {len(plan.due)} to do"
+    line += f", {skipped} skipped" if skipped else ""
+    say(line + (" (dry run: nothing is started)" if plan.dry_run else ""))
+    for run in plan.runs:
+        say(f"  {run.decision.action:<8}  {run.name}  {run.run_dir}  {run.decision.reason}")
+    for note in plan.notes:
+        say(f"  {note}")
+
+
+def _print_outcome(results: Sequence[RunResult]) -> None:
+    bad = [result for result in results if not result.ok]
+    if not bad:
+        say(f"{len(results)} of {len(results)} run{'s' * (len(results) > 1)} finished")
+        return
+    say(f"{len(bad)} of {len(results)} run{'s' * (len(results) > 1)} did not finish:")
+    width = max(len(result.name) for result in bad)
+    for result in bad:
+        say(f"  {result.name:<{width}}  {result.state}  {result.error or 'no reason recorded'}  log: {result.log}")
+
+
+@contextmanager
+def _sigterm_as_interrupt() -> Iterator[None]:
+    """`kill` and a cancelled interactive allocation should leave the state `interrupted`, as Ctrl-C does."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+
+    def interrupt(signum: int, frame: object) -> None:
+        raise KeyboardInterrupt
+
+    before = signal.signal(signal.SIGTERM, interrupt)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
+
+
+def _free_memory() -> None:
+    """Give a finished run's memory back before the next one starts in the same process."""
+    gc.collect()
+    torch = sys.modules.get("torch")
+    if torch is not None and torch.cuda.is_available():
+        torch.cuda.empty_cache()

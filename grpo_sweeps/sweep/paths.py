@@ -1,0 +1,49 @@
+"""Where conf/ and sweeps/ are, and what lies where below the folder of runs.
+
+In a wheel both folders are inside the package (grpo_sweeps/_data); in a checkout and an editable install they stand
+beside it. Which of the two holds is seen from the package's own place: the working directory plays no part.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from grpo_sweeps.types import ConfigError
+
+PACKAGE = Path(__file__).resolve().parents[1]
+
+
+def data_root() -> Path:
+    """The folder that holds conf/ and sweeps/."""
+    for root in (PACKAGE / "_data", PACKAGE.parent):
+        if (root / "conf" / "config.yaml").is_file():
+            return root
+    raise ConfigError(
+        f"conf/config.yaml: not found in {PACKAGE / '_data'} nor in {PACKAGE.parent}; install the package anew"
+    )
+
+
+def conf_dir() -> Path:
+    return data_root() / "conf"
+
+
+def sweep_files(root: Path | None = None) -> dict[str, Path]:
+    """Name -> file of each sweep that `+sweeps=NAME` finds in the package's own sweeps/ (or in `root`/sweeps)."""
+    folder = (root or data_root()) / "sweeps"
+    return {path.relative_to(folder).with_suffix("").as_posix(): path for path in sorted(folder.rglob("*.yaml"))}
+
+
+def sweeps_help() -> str:
+    """One line a sweep for --help: its name and its axes."""
+    import yaml
+
+    lines = []
+    for name, path in sweep_files().items():
+        text = yaml.safe_load(path.read_text(encoding="utf-8")) or {}
+        axes = ((text.get("hydra") or {}).get("sweeper") or {}).get("params") or {}
+        lines.append(f"  +sweeps={name}: " + " ".join(f"{key}={value}" for key, value in axes.items()))
+    return "\n".join(lines)
+
+
+def run_dir(runs_dir: str | Path, sweep: str, identity: str) -> Path:
+    return Path(runs_dir) / sweep / identity

@@ -1,0 +1,145 @@
+"""python -m grpo_sweeps.sync [sweep=NAME] [runs_dir=runs] [uri=URI] [experiment=NAME] [run=IDENTITY] [--follow]
+
+Copies the local records of a sweep (of all sweeps, when none is named) to MLflow. Run again it sends only what is
+missing. uri: where to; by default what the runs were configured with, else MLFLOW_TRACKING_URI, else
+sqlite:///mlflow.db here (uri=env leaves out what the runs were configured with). --follow: go on copying every few
+seconds until standard input ends. Exit code 0: all copied; 1: something could not be (a sentence says what); 2: a bad
+command.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass, fields
+from pathlib import Path
+from typing import Any
+
+from grpo_sweeps.types import ConfigError
+
+
+@dataclass
+class Arguments:
+    """The command's keys."""
+
+    sweep: str | None = None
+    runs_dir: str = "runs"
+    uri: str | None = None
+    experiment: str | None = None
+    run: str | None = None
+    follow: bool = False
+
+
+def parse(argv: Sequence[str]) -> Arguments:
+    """key=value words and --follow. Raises ConfigError for anything else."""
+    arguments = Arguments()
+    keys = [f.name for f in fields(Arguments) if f.name != "follow"]
+    for word in argv:
+        key, equals, value = word.partition("=")
+        if word == "--follow":
+            arguments.follow = True
+        elif not equals or key not in keys or not value:
+            raise ConfigError(
+                f"{word!r} is not understood; allowed are {', '.join(k + '=...' for k in keys)} and --follow."
+            )
+        else:
+            setattr(arguments, key, value)
+    for key in ("sweep", "run"):
+        name = getattr(arguments, key)
+        if name is not None and (name in (".", "..") or Path(name).name != name):
+            raise ConfigError(f"{key}={name}: the name of one folder is allowed, not a path.")
+    if arguments.run and not arguments.sweep:
+        raise ConfigError(f"run={arguments.run} needs sweep=NAME beside it.")
+    return arguments
+
+
+def sweep_folders(arguments: Arguments) -> list[Path]:
+    """The sweeps' folders that hold runs. Raises ConfigError when there are none."""
+    runs_dir = Path(arguments.runs_dir)
+    if not runs_dir.is_dir():
+        raise ConfigError(
+            f"runs_dir={runs_dir}: there is no such folder; run a sweep first or name the folder of its runs."
+        )
+    present = sorted(p.name for p in runs_dir.iterdir() if any(p.glob("*/status.json")))
+    if arguments.sweep is None:
+        if not present:
+            raise ConfigError(f"runs_dir={runs_dir}: it holds no runs.")
+        return [runs_dir / name for name in present]
+    if arguments.sweep not in present and not arguments.follow:  # a follower starts before its first run
+        raise ConfigError(
+            f"sweep={arguments.sweep}: no runs of it in {runs_dir}; there are {', '.join(present) or 'none'}."
+        )
+    return [runs_dir / arguments.sweep]
+
+
+def configured(sweep_dir: Path) -> dict[str, Any]:
+    """The `tracking` part of the configuration of the sweep's first run, empty when there is none."""
+    from grpo_sweeps.tracking.local import read_config
+    from grpo_sweeps.tracking.status import RecordError
+
+    for path in sorted(sweep_dir.glob("*/config.yaml")):
+        try:
+            tracking = read_config(path.parent).get("tracking")
+        except RecordError:
+            continue  # the copy of this run names it
+        if isinstance(tracking, dict):
+            return tracking
+    return {}
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """The command; returns its exit code."""
+    words = sys.argv[1:] if argv is None else argv
+    if {"-h", "--help"} & set(words):
+        print(__doc__)
+        return 0
+    try:
+        arguments = parse(words)
+        folders = sweep_folders(arguments)
+        return max(_sync(folder, arguments) for folder in folders)
+    except ConfigError as error:
+        print(error, file=sys.stderr)
+        return 2
+
+
+def _sync(folder: Path, arguments: Arguments) -> int:
+    from importlib.util import find_spec
+
+    from grpo_sweeps.tracking.mirror import Mirror, follow
+    from grpo_sweeps.tracking.mlflow_store import StoreError, resolve_uri
+    from grpo_sweeps.tracking.provenance import redact
+
+    if find_spec("mlflow") is None:
+        raise ConfigError("mlflow is not installed here: pip install mlflow, or run sync where it is.")
+    tracking = configured(folder)
+    wanted = None if arguments.uri == "env" else arguments.uri or tracking.get("uri")
+    uri = resolve_uri(wanted)
+    experiment = arguments.experiment or tracking.get("experiment") or "grpo_sweeps"
+    folder.mkdir(parents=True, exist_ok=True)
+    mirror = Mirror(folder, uri, experiment, arguments.run)
+    if arguments.follow and sys.stdin is not None:
+        return follow(mirror, sys.stdin)
+    try:
+        copied = mirror.copy(wait=60.0)
+    except (StoreError, OSError) as error:
+        print(
+            f"{folder.name}: {redact(str(error))} The local record is whole; run this again when the store is there.",
+            file=sys.stderr,
+        )
+        return 1
+    if copied is None:
+        print(
+            f"{folder.name}: another process has been copying to {redact(uri)} for a minute; try again.",
+            file=sys.stderr,
+        )
+        return 1
+    for problem in mirror.problems:
+        print(problem, file=sys.stderr)
+    print(
+        f"{folder.name}: {copied.runs} runs, {copied.points} points and {copied.artifacts} files new -> {redact(uri)}"
+    )
+    return 1 if mirror.problems else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,68 @@
+"""Files that are either the old one or the new one, never half of each: write aside, fsync, rename."""
+
+from __future__ import annotations
+
+import errno
+import os
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+from typing import BinaryIO
+
+TEMPORARY_PREFIX = ".tmp-"
+
+
+def fsync_directory(directory: Path) -> None:
+    """Make a rename in `directory` survive a power cut. File systems that cannot sync a folder are left as they are."""
+    descriptor = os.open(directory, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    except OSError as error:
+        if error.errno not in (errno.EINVAL, errno.ENOTSUP, errno.EBADF):
+            raise
+    finally:
+        os.close(descriptor)
+
+
+def write_with(path: Path, write: Callable[[BinaryIO], object]) -> None:
+    """Call `write(file)` on a temporary file beside `path`, then put it in place of `path` in one step.
+
+    When `write` raises, `path` is untouched and the temporary file is removed.
+    """
+    path = Path(path)
+    descriptor, name = tempfile.mkstemp(prefix=f"{TEMPORARY_PREFIX}{path.name}-", dir=path.parent)
+    try:
+        with os.fdopen(descriptor, "wb") as file:
+            write(file)
+            file.flush()
+            os.fsync(file.fileno())
+        os.chmod(name, 0o666 & ~_umask())
+        os.replace(name, path)
+    except BaseException:
+        Path(name).unlink(missing_ok=True)
+        raise
+    fsync_directory(path.parent)
+
+
+def write_bytes(path: Path, data: bytes) -> None:
+    """Replace the content of `path` atomically."""
+    write_with(path, lambda file: file.write(data))
+
+
+def write_text(path: Path, text: str) -> None:
+    """Replace the content of `path` atomically, as UTF-8."""
+    write_bytes(path, text.encode("utf-8"))
+
+
+def _read_umask() -> int:
+    mask = os.umask(0)
+    os.umask(mask)
+    return mask
+
+
+_UMASK = _read_umask()  # once, at import: reading it sets it, which is no business of a thread
+
+
+def _umask() -> int:
+    """mkstemp makes files of mode 600; a colleague should read the records as the umask allows."""
+    return _UMASK

@@ -1,0 +1,230 @@
+"""Append-only JSON lines, and a journal of them that is compacted into Parquet segments.
+
+A kill at any moment leaves: a torn last line (left out by the reader, cut off by the next writer), or rows both in a
+segment and in the journal (a crash between the two halves of `compact`), which the reader drops by key. Lines are
+flushed to the operating system, so they survive the death of the process; segments are fsynced, so they survive a
+power cut.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import warnings
+from collections.abc import Callable, Iterable, Sequence
+from pathlib import Path
+from typing import Any, BinaryIO
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
+
+from grpo_sweeps.tracking.atomic import write_bytes, write_with
+from grpo_sweeps.tracking.columns import Columns
+
+JOURNAL = "journal.jsonl"
+MERGE_AT = 16  # segments: one file costs a reader about a millisecond, and a sweep has hundreds of run folders
+_SEGMENT = re.compile(r"segment-(\d+)_steps-(\d+)-(\d+)\.parquet")
+
+
+def read_lines(path: Path) -> list[dict[str, Any]]:
+    """The JSON objects of a file of JSON lines, in order; none when there is no file.
+
+    A last line without its newline that does not parse is a write cut short and is left out silently. A damaged line
+    elsewhere is left out with a warning that names it.
+    """
+    return [content for _, content in _parsed(path)]
+
+
+def _parsed(path: Path) -> list[tuple[bytes, dict[str, Any]]]:
+    """Each line that can be read, as bytes and parsed."""
+    try:
+        data = path.read_bytes()
+    except FileNotFoundError:
+        return []
+    out = []
+    lines = data.split(b"\n")
+    for number, line in enumerate(lines, start=1):
+        if not line:
+            continue
+        try:
+            content = json.loads(line)
+            if not isinstance(content, dict):
+                raise ValueError("not a JSON object")
+            out.append((line, content))
+        except ValueError as error:
+            if number < len(lines):
+                warnings.warn(f"{path}, line {number} is damaged and is left out: {error}.", stacklevel=3)
+    return out
+
+
+class LineFile:
+    """Appends JSON objects to a file, flushed at each call. Opening it cuts a torn last line off."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        path.parent.mkdir(parents=True, exist_ok=True)
+        self._file: BinaryIO = self._open()
+
+    def _open(self) -> BinaryIO:
+        _mend_tail(self.path)
+        return open(self.path, "ab")  # held open for the life of the run
+
+    def append(self, objects: Iterable[dict[str, Any]]) -> None:
+        """One line each, in one write."""
+        lines = [json.dumps(o, allow_nan=False, separators=(",", ":")) for o in objects]
+        if lines:
+            self._file.write(("\n".join(lines) + "\n").encode("utf-8"))
+            self._file.flush()
+
+    def clear(self) -> None:
+        """Forget every line."""
+        self._file.truncate(0)
+
+    def keep(self, wanted: Callable[[dict[str, Any]], bool]) -> None:
+        """Rewrite the file, atomically, with the lines that are wanted; the lines kept stay byte for byte."""
+        lines = [line for line, content in _parsed(self.path) if wanted(content)]
+        self._file.close()
+        write_bytes(self.path, b"".join(line + b"\n" for line in lines))
+        self._file = self._open()
+
+    def sync(self) -> None:
+        """Bring what was appended to the disk itself."""
+        os.fsync(self._file.fileno())
+
+    def close(self) -> None:
+        self._file.close()
+
+
+def _mend_tail(path: Path) -> None:
+    """End the file in a whole line: give a complete last line its newline, cut an incomplete one off."""
+    if not path.exists():
+        return
+    with open(path, "r+b") as file:
+        data = file.read()
+        if not data or data.endswith(b"\n"):
+            return
+        start = data.rfind(b"\n") + 1
+        try:
+            json.loads(data[start:])  # a JSON object is never the beginning of another: what parses is whole
+            file.write(b"\n")
+        except ValueError:
+            file.truncate(start)
+
+
+class Journal:
+    """Records of one type in one folder: `journal.jsonl` now, `segment-<n>_steps-<first>-<last>.parquet` later.
+
+    key: the fields that name a record; of two with the same key the one written last is read.
+    order: the fields by which a reader gets them sorted.
+    """
+
+    def __init__(self, folder: Path, record_type: type, key: Sequence[str], order: Sequence[str]) -> None:
+        self.folder = folder
+        self.columns = Columns(record_type)
+        self.key, self.order = list(key), list(order)
+        self._lines: LineFile | None = None
+
+    def _open(self) -> LineFile:
+        if self._lines is None:
+            self._lines = LineFile(self.folder / JOURNAL)
+        return self._lines
+
+    def append(self, records: Sequence[Any]) -> None:
+        """Write records to the journal, flushed."""
+        if records:
+            self._open().append([self.columns.to_json(record) for record in records])
+
+    def compact(self, merge: bool = False) -> None:
+        """Move the journal into a segment; merge all segments into one when asked or when there are many.
+
+        The segment is in place before the journal is emptied, and a merged one before its parts go: in between a record
+        is there twice and is read once.
+        """
+        journal = self._journal_table()
+        if journal.num_rows:
+            self._write_segment(self._unique(journal))
+            self._open().clear()
+        parts = self._segments()
+        if len(parts) >= (2 if merge else MERGE_AT):
+            merged = self._unique(self._concat([self._read_segment(p) for p in parts]))
+            self._write_segment(merged)
+            for part in parts:
+                part.unlink()
+
+    def truncate_after(self, step: int) -> None:
+        """Drop the records of later steps. Interrupted half-way, it can be repeated."""
+        for path in self._segments():
+            number, first, last = _numbers(path)
+            if last <= step:
+                continue
+            if first <= step:
+                table = self._read_segment(path)
+                self._write_segment(table.filter(pc.less_equal(table["step"], step)), number)
+            path.unlink()
+        if (self.folder / JOURNAL).exists():
+            self._open().keep(lambda line: line["step"] <= step)
+
+    def close(self) -> None:
+        if self._lines is not None:
+            self._lines.close()
+            self._lines = None
+
+    def table(self) -> pa.Table:
+        """Every record once, sorted. May be called while another process writes, compacts or merges."""
+        for attempt in range(20):
+            journal = self._journal_table()  # first: what a compaction takes out of it is then found in a segment
+            try:
+                parts = [self._read_segment(path) for path in self._segments()]
+            except FileNotFoundError:  # a merge took it away while we looked: what it wrote is there by now
+                if attempt == 19:
+                    raise
+                continue
+            return self._sorted(self._unique(self._concat([*parts, journal])))
+        raise AssertionError("unreachable")
+
+    def read(self) -> list[Any]:
+        """Every record once, sorted."""
+        return self.columns.records(self.table())
+
+    def _journal_table(self) -> pa.Table:
+        rows = [self.columns.json_to_row(line) for line in read_lines(self.folder / JOURNAL)]
+        return self.columns.table(rows)
+
+    def _segments(self) -> list[Path]:
+        if not self.folder.is_dir():
+            return []
+        return sorted((p for p in self.folder.iterdir() if _SEGMENT.fullmatch(p.name)), key=_numbers)
+
+    def _read_segment(self, path: Path) -> pa.Table:
+        with open(path, "rb") as file:
+            return self.columns.conform(pq.read_table(file))
+
+    def _write_segment(self, table: pa.Table, number: int | None = None) -> None:
+        if number is None:
+            number = max((_numbers(p)[0] for p in self._segments()), default=-1) + 1
+        steps = table["step"].to_numpy()
+        path = self.folder / f"segment-{number:05d}_steps-{steps.min():07d}-{steps.max():07d}.parquet"
+        write_with(path, lambda file: pq.write_table(table, file, compression="zstd"))
+
+    def _concat(self, tables: Sequence[pa.Table]) -> pa.Table:
+        return pa.concat_tables(tables) if tables else self.columns.schema.empty_table()
+
+    def _unique(self, table: pa.Table) -> pa.Table:
+        keys = table.select(self.key).to_pandas()
+        again = keys.duplicated(keep="last").to_numpy()
+        return table.filter(pa.array(~again)) if again.any() else table
+
+    def _sorted(self, table: pa.Table) -> pa.Table:
+        frame = table.select(self.order).to_pandas()
+        rows = frame.sort_values(self.order, kind="stable").index.to_numpy()
+        return table if np.array_equal(rows, np.arange(len(rows))) else table.take(pa.array(rows))
+
+
+def _numbers(path: Path) -> tuple[int, int, int]:
+    match = _SEGMENT.fullmatch(path.name)
+    assert match is not None
+    number, first, last = map(int, match.groups())
+    return number, first, last

@@ -1,0 +1,336 @@
+"""Copies a sweep's local records to an MLflow store: a parent run for the sweep, a child for each run.
+
+Guarantees. Killed at any moment and run again, nothing is there twice: a run is found by its record's tag, and
+wherever the note of what was copied (mlflow.json) cannot be trusted - a batch was on its way, the note is gone, the
+run went back to a checkpoint - the points in the store are compared with the local record and only missing ones are
+sent. If they contradict it (another value at the same step, or points of steps that the ended run does not have), the
+run is deleted in MLflow (restorably) and copied afresh under a new id. Timings (`step_time`, `time/...`) are left out
+of the comparison: steps run twice with the same result keep their first timing in MLflow. Status is set last:
+FINISHED means that all of it is there.
+"""
+
+from __future__ import annotations
+
+import getpass
+import hashlib
+import json
+import tempfile
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import pyarrow.parquet as pq
+
+from grpo_sweeps.tracking.columns import number_from_json
+from grpo_sweeps.tracking.copy_state import CopyState, StoreState
+from grpo_sweeps.tracking.local import CONFIG, METRICS, read_config, record_tables
+from grpo_sweeps.tracking.mlflow_store import PARAM_LIMIT, Point, Store, clean_key, stored_value
+from grpo_sweeps.tracking.provenance import redact
+from grpo_sweeps.tracking.status import ENDED, RunStatus, read_status
+
+STATUS = {
+    "queued": "SCHEDULED",
+    "running": "RUNNING",
+    "finished": "FINISHED",
+    "failed": "FAILED",
+    "interrupted": "KILLED",
+}
+
+
+@dataclass
+class Copied:
+    """What one pass sent."""
+
+    runs: int = 0
+    points: int = 0
+    artifacts: int = 0
+
+    def add(self, other: Copied) -> None:
+        self.runs += other.runs
+        self.points += other.points
+        self.artifacts += other.artifacts
+
+
+def mlflow_status(status: RunStatus) -> str:
+    """MLflow's word for a run's state; a run that died without a word is KILLED."""
+    return "KILLED" if status.stale() else STATUS[status.state]
+
+
+def copy_run(store: Store, run_dir: Path, status: RunStatus, parent_id: str, verify: bool = True) -> Copied:
+    """Bring one run's copy up to date. `verify`: ask the store whether it still has the run."""
+    state = CopyState(run_dir, f"{status.sweep}/{status.identity}", store.uri, store.experiment)
+    copied = Copied(runs=1)
+    tags = _run_tags(status, state.record, parent_id)
+    if not _locate(store, state, verify):
+        _create(store, state, status, tags)
+    copied.points = _copy_metrics(store, state, run_dir, status, tags)
+    run_id, noted = _known(state)
+    _copy_params(store, state, run_id, run_dir)
+    gone = {k: "" for k, v in noted.tags.items() if v and k not in tags}  # an error that a later attempt does not have
+    changed = {k: v for k, v in tags.items() if noted.tags.get(k) != v} | gone
+    if changed:
+        store.set_tags(run_id, changed)
+        noted.tags |= changed
+        state.save()
+    copied.artifacts = _copy_artifacts(store, state, run_id, run_dir, status)
+    _set_name_and_status(
+        store, state, status.name or status.identity, mlflow_status(status), status.ended or status.heartbeat
+    )
+    return copied
+
+
+def copy_parent(store: Store, sweep_dir: Path, statuses: Sequence[RunStatus], verify: bool = True) -> str:
+    """Make or find the sweep's parent run; returns its id."""
+    sweep = sweep_dir.name
+    state = CopyState(sweep_dir, sweep, store.uri, store.experiment)
+    first = min(statuses, key=lambda s: s.started or float("inf"))
+    tags = {
+        "grpo_sweeps.record": state.record,
+        "grpo_sweeps.kind": "sweep",
+        "grpo_sweeps.sweep": sweep,
+        "mlflow.user": _user(),
+        "command": redact(first.command),
+        "git_commit": first.commit or "",
+    }
+    if not _locate(store, state, verify):
+        _create(store, state, replace(first, name=sweep), tags)
+    return _known(state)[0]
+
+
+def finish_parent(store: Store, sweep_dir: Path, statuses: Sequence[RunStatus]) -> None:
+    """Set the parent's status from its runs': RUNNING while one lives, else the worst of them."""
+    state = CopyState(sweep_dir, sweep_dir.name, store.uri, store.experiment)
+    words = {mlflow_status(s) for s in statuses}
+    word = next(w for w in ("RUNNING", "SCHEDULED", "FAILED", "KILLED", "FINISHED") if w in words)
+    _set_name_and_status(store, state, sweep_dir.name, word, max(s.ended or s.heartbeat for s in statuses))
+
+
+def _known(state: CopyState) -> tuple[str, StoreState]:
+    if state.store.run_id is None:
+        raise AssertionError("the run was located or created before")
+    return state.store.run_id, state.store
+
+
+def _locate(store: Store, state: CopyState, verify: bool) -> bool:
+    """Is there a run to go on with? Looks it up by tag when the note has no id or the store lost the run."""
+    run_id = state.store.run_id
+    if run_id is not None and (not verify or store.active(run_id)):
+        return True
+    found = store.find(state.record)
+    # Nothing is known of what the store has: `pending` makes the metrics compared, the rest is sent again.
+    state.store = StoreState(run_id=found, pending=True)
+    state.save()  # the record's id is on disk before a run carries it
+    return found is not None
+
+
+def _create(store: Store, state: CopyState, status: RunStatus, tags: dict[str, str]) -> None:
+    name = status.name or status.identity
+    run_id = store.create(name, status.started, tags)
+    state.store = StoreState(run_id=run_id, status="RUNNING", name=name, tags=dict(tags))
+    state.save()
+
+
+def _run_tags(status: RunStatus, record: str, parent_id: str) -> dict[str, str]:
+    tags = {
+        "mlflow.parentRunId": parent_id,
+        "mlflow.user": _user(),
+        "grpo_sweeps.record": record,
+        "grpo_sweeps.kind": "run",
+        "grpo_sweeps.sweep": status.sweep,
+        "identity": status.identity,
+        "git_commit": status.commit or "",
+        "git_dirty": "" if status.dirty is None else str(status.dirty).lower(),
+        "host": status.host,
+        "command": redact(status.command),
+        "error": redact(status.error or ""),
+        "slurm_job_id": status.job_id or "",
+        "stale": "true" if status.stale() else "",
+        "mlflow.source.git.commit": status.commit or "",
+    }
+    tags |= {f"version.{name}": version for name, version in status.versions.items()}
+    return {key: value for key, value in tags.items() if value}
+
+
+def _user() -> str:
+    try:
+        return getpass.getuser()
+    except (KeyError, OSError):  # no name for this user id (containers)
+        return ""
+
+
+def _copy_metrics(store: Store, state: CopyState, run_dir: Path, status: RunStatus, tags: dict[str, str]) -> int:
+    data = _whole_lines(run_dir / METRICS)
+    run_id, noted = _known(state)
+    copied = noted.metrics_bytes
+    went_back = len(data) < copied or hashlib.sha256(data[:copied]).hexdigest() != noted.metrics_sha256
+    if noted.pending or (copied and went_back):
+        points = _points(data)
+        there = store.history(run_id)
+        if _contradicts(points, there, ended=status.state in ENDED or status.stale()):
+            print(
+                f"{run_dir}: MLflow's run {run_id} differs from the local record; it is deleted and copied afresh.",
+                flush=True,
+            )
+            store.delete(run_id)
+            _create(store, state, status, tags)
+            run_id, noted = _known(state)
+            there = {}
+        missing = [p for p in points if (clean_key(p[0]), p[3]) not in there]
+        here = {(clean_key(p[0]), p[3]) for p in points}
+        verified = all(
+            point in here for point in there
+        )  # else the run went back and has not come here again: look again
+    else:
+        missing, verified = _points(data[copied:]), True
+        if not missing and copied == len(data):
+            return 0
+    if missing:
+        noted.pending = True
+        state.save()
+        store.log_points(run_id, missing)
+    noted.metrics_bytes, noted.metrics_sha256 = len(data), hashlib.sha256(data).hexdigest()
+    noted.pending = not verified
+    state.save()
+    return len(missing)
+
+
+def _whole_lines(path: Path) -> bytes:
+    """The file up to its last newline: a line being written is left for the next pass."""
+    try:
+        data = path.read_bytes()
+    except FileNotFoundError:
+        return b""
+    return data[: data.rfind(b"\n") + 1]
+
+
+def _points(lines: bytes) -> list[Point]:
+    """One point a name and step, the last value, at the time its line was written."""
+    points: dict[tuple[str, int], Point] = {}
+    for line in lines.splitlines():
+        try:
+            content = json.loads(line)
+        except ValueError:
+            continue  # the reader of the record warns of it
+        step, moment = content.pop("step"), round(content.pop("time") * 1000)
+        for name, value in content.items():
+            points[name, step] = (name, stored_value(number_from_json(value)), moment, step)
+    return list(points.values())
+
+
+def _contradicts(points: Sequence[Point], there: dict[tuple[str, int], list[float]], ended: bool) -> bool:
+    """Does the store hold a value that the record does not, timings aside?"""
+    here = {(clean_key(name), step): value for name, value, _, step in points}
+    for (name, step), values in there.items():
+        if (name, step) not in here:
+            if ended:
+                return True
+        elif not (name == "step_time" or name.startswith("time/")):
+            value = here[name, step]
+            if any(v != value and not (v != v and value != value) for v in values):
+                return True
+    return False
+
+
+def flatten(config: Any, prefix: str = "") -> dict[str, str]:
+    """{"trainer": {"lr": 1e-6}} -> {"trainer.lr": "1e-06"}; lists as JSON, addresses without credentials."""
+    if isinstance(config, dict) and (config or not prefix):
+        out: dict[str, str] = {}
+        for key, value in config.items():
+            out |= flatten(value, f"{prefix}.{key}" if prefix else str(key))
+        return out
+    text = json.dumps(config) if isinstance(config, list | dict) else str(config)
+    return {prefix: redact(text)}
+
+
+def _copy_params(store: Store, state: CopyState, run_id: str, run_dir: Path) -> None:
+    """The flattened configuration. A value that changed (a run taken further) becomes a tag `changed.<key>`."""
+    params = {clean_key(k): v[:PARAM_LIMIT] for k, v in flatten(read_config(run_dir)).items()}
+    noted = state.store
+    if params == noted.params:
+        return
+    there = store.params(run_id)
+    store.log_params(run_id, {k: v for k, v in params.items() if k not in there})
+    store.set_tags(run_id, {f"changed.{k}": v for k, v in params.items() if there.get(k, v) != v})
+    noted.params = params
+    state.save()
+
+
+def _copy_artifacts(store: Store, state: CopyState, run_id: str, run_dir: Path, status: RunStatus) -> int:
+    """config.yaml and environment.json at once; log.txt and the records (Parquet) once the run has ended."""
+    sent = 0
+    with tempfile.TemporaryDirectory() as scratch:
+        for name, signature, build in _artifacts(run_dir, status):
+            noted = state.store.artifacts.get(name, {})
+            if noted.get("source") == signature:
+                continue
+            path = Path(scratch) / name
+            build(path)
+            digest = hashlib.sha256(path.read_bytes()).hexdigest()
+            if noted.get("sha256") != digest:
+                store.upload(run_id, path)
+                sent += 1
+            state.store.artifacts[name] = {"source": signature, "sha256": digest}
+            state.save()
+    return sent
+
+
+def _artifacts(run_dir: Path, status: RunStatus) -> list[tuple[str, str, Any]]:
+    """(name, signature of the source, function that writes the artifact to a path)."""
+    made_by = {
+        k: v for k, v in asdict(status).items() if k in ("commit", "dirty", "versions", "command", "host", "job_id")
+    }
+    environment = redact(json.dumps(made_by, indent=1, sort_keys=True)) + "\n"
+    out: list[tuple[str, str, Any]] = [
+        (
+            "environment.json",
+            hashlib.sha256(environment.encode()).hexdigest(),
+            lambda path: path.write_text(environment),
+        )
+    ]
+    ended = status.state in ENDED or status.stale()
+    for name in (CONFIG, *(["log.txt"] if ended else [])):
+        source = run_dir / name
+        if source.exists():
+            out.append((name, _signature([source]), lambda path, source=source: path.write_text(_redacted(source))))
+    for name, table in record_tables(run_dir).items() if ended else ():
+        files = sorted(p for p in (run_dir / name).glob("[!.]*") if p.stat().st_size)
+        if files:
+            out.append((f"{name}.parquet", _signature(files), lambda path, table=table: pq.write_table(table(), path)))
+    return out
+
+
+def _redacted(path: Path) -> str:
+    return redact(path.read_text(encoding="utf-8", errors="replace"))
+
+
+def _signature(files: Sequence[Path]) -> str:
+    return " ".join(f"{p.name}:{(s := p.stat()).st_size}:{s.st_mtime_ns}" for p in files)
+
+
+def _set_name_and_status(store: Store, state: CopyState, name: str, status: str, ended: float | None) -> None:
+    run_id, noted = _known(state)
+    if noted.name != name:
+        store.rename(run_id, name)
+    if noted.status != status:
+        store.set_status(run_id, status, ended)
+    if (noted.name, noted.status) != (name, status):
+        noted.name, noted.status = name, status
+        state.save()
+
+
+def read_statuses(sweep_dir: Path, only: str | None = None) -> tuple[list[tuple[Path, RunStatus]], list[str]]:
+    """The sweep's runs that have begun, and a sentence for each folder that cannot be read."""
+    runs, problems = [], []
+    for folder in sorted(p for p in sweep_dir.iterdir() if (p / "status.json").exists()):
+        if only is not None and folder.name != only:
+            continue
+        try:
+            status = read_status(folder)
+        except ValueError as error:
+            problems.append(str(error))
+            continue
+        # Where the folder lies decides: a status written by hand or copied may name another sweep.
+        status = replace(status, sweep=sweep_dir.name, identity=status.identity or folder.name)
+        runs.append((folder, status))
+    return runs, problems

@@ -1,0 +1,267 @@
+"""One MLflow store: opened with short time-outs, errors told apart, batches cut to MLflow's limits.
+
+The only module that imports MLflow, when a store is opened. Telemetry is off.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import math
+import os
+import re
+import socket
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlsplit
+from urllib.request import getproxies, proxy_bypass
+
+from grpo_sweeps.tracking.provenance import redact
+from grpo_sweeps.types import ConfigError
+
+TIMEOUT = 10  # seconds a request to a server may take
+METRICS_PER_BATCH = 1000
+ENTRIES_PER_BATCH = 100  # parameters, tags
+PARAM_LIMIT = 6000  # characters
+TAG_LIMIT = 5000
+KEY_LIMIT = 250
+LARGEST = 1.7976931348623157e308  # MLflow's infinity
+
+_ENVIRONMENT = {
+    "MLFLOW_DISABLE_TELEMETRY": "true",
+    "DO_NOT_TRACK": "true",
+    "MLFLOW_HTTP_REQUEST_MAX_RETRIES": "1",
+    "MLFLOW_HTTP_REQUEST_TIMEOUT": str(TIMEOUT),
+    "MLFLOW_HTTP_REQUEST_BACKOFF_FACTOR": "1",
+    "MLFLOW_ENABLE_ARTIFACTS_PROGRESS_BAR": "false",
+    "GIT_PYTHON_REFRESH": "quiet",
+}
+NETWORK_FILE_SYSTEMS = frozenset(
+    ["nfs", "nfs4", "cifs", "smb3", "lustre", "gpfs", "beegfs", "ceph", "fuse.sshfs", "glusterfs", "afs"]
+)
+_BAD_KEY = re.compile(r"[^\w\-. /:]")
+
+Point = tuple[str, float, int, int]  # name, value, time in milliseconds, step
+
+
+class StoreError(RuntimeError):
+    """The store cannot be reached or opened: one sentence. The local record is whole; a later copy completes."""
+
+
+class RefusedError(StoreError):
+    """The store answered and refused something about one run; other runs may still be copied."""
+
+
+def resolve_uri(uri: str | None) -> str:
+    """`uri`, or MLFLOW_TRACKING_URI, or SQLite in the working directory; a relative SQLite path is made absolute.
+
+    Raises ConfigError for a store that MLflow does not write any more (a folder) or does not know.
+    """
+    uri = uri or os.environ.get("MLFLOW_TRACKING_URI") or "sqlite:///mlflow.db"
+    scheme = urlsplit(uri).scheme
+    if scheme == "sqlite":
+        return f"sqlite:///{Path(uri.removeprefix('sqlite:///')).absolute()}"
+    if scheme in ("", "file"):
+        raise ConfigError(
+            f"tracking.uri={redact(uri)}: MLflow no longer writes to a folder; "
+            "allowed are sqlite:///FILE, http(s)://HOST:PORT and the databases MLflow knows."
+        )
+    return uri
+
+
+def sqlite_path(uri: str) -> Path | None:
+    """The database file of an SQLite store, None for another store."""
+    return Path(uri.removeprefix("sqlite:///")) if uri.startswith("sqlite:///") else None
+
+
+def network_file_system(path: Path, mounts: str | None = None) -> str | None:
+    """The type of the network file system that `path` lies on, None for a local one. `mounts`: /proc/mounts' text."""
+    if mounts is None:
+        try:
+            mounts = Path("/proc/mounts").read_text(encoding="utf-8", errors="replace")
+        except OSError:
+            return None  # not Linux: nothing to tell by
+    best, kind = -1, ""
+    for line in mounts.splitlines():
+        _, point, this, *_ = line.split()
+        if path.is_relative_to(point) and len(point) >= best:
+            best, kind = len(point), this
+    return kind if kind in NETWORK_FILE_SYSTEMS else None
+
+
+def clean_key(key: str) -> str:
+    """A name that MLflow takes: letters, digits, _ - . space / :, at most 250 characters."""
+    return _BAD_KEY.sub("_", key)[:KEY_LIMIT]
+
+
+def stored_value(value: float) -> float:
+    """The value as MLflow gives it back: infinities become the largest float."""
+    return math.copysign(LARGEST, value) if math.isinf(value) else float(value)
+
+
+class Store:
+    """An experiment of an MLflow store. Raises StoreError when it cannot be reached, RefusedError when it says no."""
+
+    def __init__(self, uri: str, experiment: str) -> None:
+        self.uri, self.experiment = uri, experiment
+        _probe(uri)
+        os.environ.update(_ENVIRONMENT)
+        try:
+            from mlflow.entities import ViewType
+            from mlflow.tracking import MlflowClient
+        except ImportError as error:
+            raise StoreError(f"mlflow cannot be imported here ({error}).") from error
+        for name in ("alembic", "mlflow.store.db.utils", "mlflow.store.tracking.sqlalchemy_store"):
+            logging.getLogger(name).setLevel(logging.WARNING)
+        self._active = ViewType.ACTIVE_ONLY
+        path = sqlite_path(uri)
+        if path is not None and (kind := network_file_system(path.resolve())):
+            print(
+                f"mirror: {path} lies on {kind}, where SQLite is unsafe; set tracking.uri to a local file or a server."
+            )
+        with self._errors(opening=True):
+            self.client = MlflowClient(tracking_uri=uri)
+            self.experiment_id = self._experiment_id()
+
+    def _experiment_id(self) -> str:
+        found = self.client.get_experiment_by_name(self.experiment)
+        if found is None:
+            path = sqlite_path(self.uri)
+            # Beside the database. A server places its artifacts itself.
+            place = None if path is None else (path.parent / "mlartifacts" / clean_key(self.experiment)).as_uri()
+            return self.client.create_experiment(self.experiment, artifact_location=place)
+        if found.lifecycle_stage != "active":
+            raise StoreError(
+                f"experiment {self.experiment!r} is deleted in {redact(self.uri)}: restore it "
+                f"(mlflow experiments restore -x {found.experiment_id}) or set tracking.experiment to another name."
+            )
+        return found.experiment_id
+
+    @contextlib.contextmanager
+    def _errors(self, opening: bool = False) -> Iterator[None]:
+        import requests
+        from mlflow.exceptions import MlflowException
+
+        try:
+            yield
+        except MlflowException as error:
+            line = redact(str(error).strip().splitlines()[0][:300])
+            if opening or line.startswith("API request to"):
+                raise StoreError(f"{redact(self.uri)}: {line}") from error
+            raise RefusedError(line) from error
+        except (requests.RequestException, ConnectionError, TimeoutError) as error:
+            raise StoreError(f"{redact(self.uri)} does not answer: {redact(str(error))[:300]}") from error
+
+    def find(self, record: str) -> str | None:
+        """The id of the run, not deleted, that carries this record's tag."""
+        with self._errors():
+            found = self.client.search_runs(
+                [self.experiment_id], f"tags.`grpo_sweeps.record` = '{record}'", self._active, max_results=1
+            )
+        return found[0].info.run_id if found else None
+
+    def active(self, run_id: str) -> bool:
+        """Does the store still have this run?"""
+        from mlflow.exceptions import MlflowException
+
+        with self._errors():
+            try:
+                return self.client.get_run(run_id).info.lifecycle_stage == "active"
+            except MlflowException as error:
+                if error.error_code == "RESOURCE_DOES_NOT_EXIST":
+                    return False
+                raise
+
+    def create(self, name: str, started: float | None, tags: Mapping[str, str]) -> str:
+        """A new run, RUNNING since `started` (seconds)."""
+        with self._errors():
+            run = self.client.create_run(
+                self.experiment_id, start_time=_milliseconds(started), tags=_cut(tags, TAG_LIMIT), run_name=name
+            )
+        return run.info.run_id
+
+    def delete(self, run_id: str) -> None:
+        """Delete in MLflow's sense: `mlflow runs restore` brings it back."""
+        with self._errors():
+            self.client.delete_run(run_id)
+
+    def rename(self, run_id: str, name: str) -> None:
+        with self._errors():
+            self.client.update_run(run_id, name=name)
+
+    def set_status(self, run_id: str, status: str, ended: float | None) -> None:
+        """RUNNING, SCHEDULED, FINISHED, FAILED or KILLED; the last three with their time (seconds)."""
+        with self._errors():
+            if status in ("RUNNING", "SCHEDULED"):
+                self.client.update_run(run_id, status=status)
+            else:
+                self.client.set_terminated(run_id, status, end_time=_milliseconds(ended))
+
+    def log_points(self, run_id: str, points: Sequence[Point]) -> None:
+        """Metrics, a thousand at a time."""
+        from mlflow.entities import Metric
+
+        for start in range(0, len(points), METRICS_PER_BATCH):
+            batch = [Metric(clean_key(k), v, t, s) for k, v, t, s in points[start : start + METRICS_PER_BATCH]]
+            with self._errors():
+                self.client.log_batch(run_id, metrics=batch)
+
+    def history(self, run_id: str) -> dict[tuple[str, int], list[float]]:
+        """Every metric point the store has: (name, step) -> values."""
+        out: dict[tuple[str, int], list[float]] = {}
+        with self._errors():
+            for key in self.client.get_run(run_id).data.metrics:
+                for metric in self.client.get_metric_history(run_id, key):
+                    out.setdefault((key, metric.step), []).append(metric.value)
+        return out
+
+    def params(self, run_id: str) -> dict[str, str]:
+        """The run's parameters."""
+        with self._errors():
+            return dict(self.client.get_run(run_id).data.params)
+
+    def log_params(self, run_id: str, params: Mapping[str, str]) -> None:
+        """Parameters that the run does not have yet (MLflow refuses to change one)."""
+        from mlflow.entities import Param
+
+        items = [Param(k, v) for k, v in _cut(params, PARAM_LIMIT).items()]
+        for start in range(0, len(items), ENTRIES_PER_BATCH):
+            with self._errors():
+                self.client.log_batch(run_id, params=items[start : start + ENTRIES_PER_BATCH])
+
+    def set_tags(self, run_id: str, tags: Mapping[str, str]) -> None:
+        """Tags, new or changed."""
+        from mlflow.entities import RunTag
+
+        items = [RunTag(k, v) for k, v in _cut(tags, TAG_LIMIT).items()]
+        for start in range(0, len(items), ENTRIES_PER_BATCH):
+            with self._errors():
+                self.client.log_batch(run_id, tags=items[start : start + ENTRIES_PER_BATCH])
+
+    def upload(self, run_id: str, path: Path) -> None:
+        """One artifact at the run's top, named as the file; one of the same name is replaced."""
+        with self._errors():
+            self.client.log_artifact(run_id, str(path))
+
+
+def _probe(uri: str) -> None:
+    """Fail within seconds when nobody listens at a server's address (not tried through a proxy)."""
+    parts = urlsplit(uri)
+    if parts.scheme not in ("http", "https") or not parts.hostname:
+        return
+    if parts.scheme in getproxies() and not proxy_bypass(parts.hostname):
+        return
+    try:
+        port = parts.port or (443 if parts.scheme == "https" else 80)
+        socket.create_connection((parts.hostname, port), timeout=5).close()
+    except OSError as error:
+        raise StoreError(f"nobody answers at {redact(uri)} ({error}).") from error
+
+
+def _cut(entries: Mapping[str, Any], limit: int) -> dict[str, str]:
+    return {clean_key(key): str(value)[:limit] for key, value in entries.items()}
+
+
+def _milliseconds(seconds: float | None) -> int | None:
+    return None if seconds is None else round(seconds * 1000)

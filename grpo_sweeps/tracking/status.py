@@ -1,0 +1,156 @@
+"""status.json: where a run stands. Small, written atomically, read without torch, pandas or MLflow."""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+import threading
+import time
+from dataclasses import asdict, dataclass, field, fields, replace
+from pathlib import Path
+from typing import Any, Literal, get_args
+
+from grpo_sweeps.tracking.atomic import write_text
+
+State = Literal["queued", "running", "finished", "failed", "interrupted"]
+STATES: tuple[str, ...] = get_args(State)
+ENDED: tuple[str, ...] = ("finished", "failed", "interrupted")
+
+FILE_NAME = "status.json"
+HEARTBEAT_EVERY = 15.0  # seconds between heartbeats of a living run
+STALE_AFTER = 300.0  # seconds without one after which a run is taken for dead (clocks of nodes differ; disks stall)
+
+
+class RecordError(ValueError):
+    """A file of a run's folder is missing or damaged: one sentence that names it."""
+
+
+@dataclass(frozen=True)
+class RunStatus:
+    """One run's state. Times are seconds since the epoch; `step` counts updates done, of `total`."""
+
+    state: State
+    identity: str = ""
+    name: str = ""  # what varies in the sweep: "R=8 seed=0"
+    sweep: str = ""
+    step: int = 0
+    total: int = 0
+    host: str = ""
+    pid: int = 0
+    job_id: str | None = None  # SLURM's
+    heartbeat: float = 0.0
+    started: float | None = None
+    ended: float | None = None
+    error: str | None = None
+    commit: str | None = None
+    dirty: bool | None = None
+    versions: dict[str, str] = field(default_factory=dict)
+    command: str = ""
+
+    def stale(self, now: float | None = None, limit: float = STALE_AFTER) -> bool:
+        """True for a run that says "running" and does not run any more (killed without a word).
+
+        On the run's own host its process is looked up; elsewhere, or where the process id has been given to another
+        process, the age of the heartbeat decides.
+        """
+        if self.state != "running":
+            return False
+        if self.host == socket.gethostname() and self.pid and not process_lives(self.pid):
+            return True
+        return (time.time() if now is None else now) - self.heartbeat > limit
+
+
+def process_lives(pid: int) -> bool:
+    """Does a process of this id run on this host? A zombie does not."""
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    except PermissionError:
+        return True  # it lives, and is another user's
+    try:
+        text = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8", errors="replace")
+    except OSError:
+        return True  # no /proc here: the signal was the answer
+    return text.rpartition(")")[2].split()[:1] != ["Z"]
+
+
+def write_status(run_dir: Path | str, status: RunStatus) -> None:
+    """Replace run_dir/status.json atomically."""
+    if status.state not in STATES:
+        raise RecordError(f"status: state {status.state!r} is not one of {', '.join(STATES)}.")
+    write_text(Path(run_dir) / FILE_NAME, json.dumps(asdict(status), indent=1) + "\n")
+
+
+def read_status(run_dir: Path | str) -> RunStatus:
+    """The run's status. Keys that this version does not know are ignored; missing ones take their default.
+
+    Raises RecordError, one sentence, when the file is missing, is no JSON object, or names no known state.
+    """
+    path = Path(run_dir) / FILE_NAME
+    try:
+        content = json.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        raise RecordError(f"{path} does not exist: this folder holds no run.") from None
+    except (OSError, ValueError) as error:
+        raise RecordError(f"{path} cannot be read: {error}.") from error
+    if not isinstance(content, dict) or content.get("state") not in STATES:
+        raise RecordError(f"{path} names no state out of {', '.join(STATES)}.")
+    known = {f.name for f in fields(RunStatus)}
+    return RunStatus(**{key: value for key, value in content.items() if key in known})
+
+
+class StatusWriter:
+    """Keeps one run's status.json up to date; usable from the training thread while a heartbeat thread writes too.
+
+        with StatusWriter(run_dir, status) as writer:      # starts the heartbeat
+            writer.step(3)                                 # written at most once a second
+            writer.update(state="finished", ended=time.time())
+
+    Leaving the context stops the heartbeat and writes the last step; it does not judge how the run ended.
+    """
+
+    def __init__(self, run_dir: Path | str, status: RunStatus, every: float = HEARTBEAT_EVERY) -> None:
+        self.run_dir = Path(run_dir)
+        self.status = status
+        self._every = every
+        self._lock = threading.Lock()
+        self._written = 0.0
+        self._stop = threading.Event()
+        self._thread: threading.Thread | None = None
+
+    def update(self, **changes: Any) -> None:
+        """Change fields and write at once; the heartbeat is set to now."""
+        with self._lock:
+            self.status = replace(self.status, **{"heartbeat": time.time(), **changes})
+            write_status(self.run_dir, self.status)
+            self._written = time.monotonic()
+
+    def step(self, step: int) -> None:
+        """Note the updates done; written at most once a second, so that short steps do not wait for the disk."""
+        with self._lock:
+            self.status = replace(self.status, step=step, heartbeat=time.time())
+            if time.monotonic() - self._written < 1.0:
+                return
+            write_status(self.run_dir, self.status)
+            self._written = time.monotonic()
+
+    def _beat(self) -> None:
+        while not self._stop.wait(self._every):
+            try:
+                self.update()
+            except OSError as error:  # a full or stalled disk must not end the thread: the next beat tries again
+                print(f"status: the heartbeat could not be written ({error}); trying again.", flush=True)
+
+    def __enter__(self) -> StatusWriter:
+        self.update()
+        self._thread = threading.Thread(target=self._beat, name="heartbeat", daemon=True)
+        self._thread.start()
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self._stop.set()
+        if self._thread is not None:
+            self._thread.join()
+        self.update()

@@ -1,0 +1,97 @@
+"""Defaults of the launchers, as dataclasses: `hydra/launcher=basic|submitit_local|submitit_slurm`,
+`hydra.launcher.KEY=VALUE`.
+
+No `from __future__ import annotations` here: Hydra's plugin scan executes a module before it is in sys.modules, and
+dataclasses looks there to read annotations that are strings.
+"""
+
+from dataclasses import dataclass
+from typing import Any
+
+HOME = "hydra_plugins.grpo_launcher.launchers"
+
+
+@dataclass
+class BasicConf:
+    """One run after the other, in this process."""
+
+    _target_: str = f"{HOME}.GrpoBasicLauncher"
+
+
+@dataclass
+class SubmititConf:
+    """What both Submitit launchers take."""
+
+    submitit_folder: str = "${runs_dir}/.submitit/%j"
+    timeout_min: int = 240
+    cpus_per_task: int | None = 4
+    gpus_per_node: int | None = 1
+    tasks_per_node: int = 1
+    mem_gb: float | None = 32
+    nodes: int = 1
+    name: str = "grpo_sweeps"
+    stderr_to_stdout: bool = False
+    setup: list[str] | None = None  # shell lines before the run, such as "module load cuda"
+    signal_delay_s: int = 120  # the job hears this long before its end that it has to checkpoint
+    max_num_timeout: int = 10  # how often a job that ran out of time is queued again
+    python: str | None = None
+    max_pickle_size_gb: float | None = None
+
+
+@dataclass
+class LocalConf(SubmititConf):
+    """Each run in a process of its own on this machine."""
+
+    _target_: str = f"{HOME}.GrpoLocalLauncher"
+    timeout_min: int = 7 * 24 * 60
+    gpus_per_node: int | None = None  # null: one a run where the machine has GPUs
+    parallel_jobs: int | None = None  # null: as many as there are GPUs, one without any
+
+
+@dataclass
+class SlurmConf(SubmititConf):
+    """Each run a job of an array on SLURM, with one GPU. Every parameter of Submitit's SLURM executor is here."""
+
+    _target_: str = f"{HOME}.GrpoSlurmLauncher"
+    partition: str | None = None
+    account: str | None = None
+    qos: str | None = None
+    array_parallelism: int = 64  # runs at once
+    gres: str | None = None
+    gpus_per_task: int | None = None
+    cpus_per_gpu: int | None = None
+    mem_per_gpu: str | None = None
+    mem_per_cpu: str | None = None
+    constraint: str | None = None
+    nodelist: str | None = None
+    exclude: str | None = None
+    exclusive: Any = None
+    dependency: str | None = None
+    comment: str | None = None
+    wckey: str | None = None
+    mail_type: str | None = None
+    mail_user: str | None = None
+    teardown: list[str] | None = None
+    srun_args: list[str] | None = None
+    use_srun: bool | None = None
+    additional_parameters: Any = None  # any other sbatch flag: {"reservation": "x"}
+
+
+@dataclass
+class SweeperConf:
+    """Hydra's basic sweeper; `params` holds the axes of a file in sweeps/."""
+
+    _target_: str = "hydra_plugins.grpo_launcher.sweeper.GrpoSweeper"
+    max_batch_size: int | None = None
+    params: dict[str, str] | None = None
+
+
+def store_launchers() -> None:
+    """Store the defaults under the launchers' own names. Called after Hydra's plugin scan: see
+    grpo_sweeps.config_schema."""
+    from hydra.core.config_store import ConfigStore
+
+    store = ConfigStore.instance()
+    for name, node in (("basic", BasicConf), ("submitit_local", LocalConf), ("submitit_slurm", SlurmConf)):
+        store.store(group="hydra/launcher", name=name, node=node, provider="grpo_sweeps")
+    store.store(group="hydra/sweeper", name="basic", node=SweeperConf, provider="grpo_sweeps")

@@ -1,0 +1,67 @@
+"""The launchers: each composes all runs, hands them to `grpo_sweeps.sweep.launch`, and gives Hydra a result for each.
+
+What they need of this project is imported when they launch: Hydra imports this file with any application.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from hydra._internal.core_plugins.basic_launcher import BasicLauncher
+from hydra.core.utils import JobReturn, JobStatus, setup_globals
+from hydra_plugins.hydra_submitit_launcher.submitit_launcher import LocalLauncher, SlurmLauncher
+
+
+def _launch(
+    launcher: Any, job_overrides: Sequence[Sequence[str]], start: Any, on_nodes: bool = False
+) -> list[JobReturn]:
+    """Compose and plan every run before the first one starts; a result for each job, in the order of the jobs.
+
+    on_nodes: the runs are on other machines, so with an MLflow server each copies its own record.
+    """
+    from grpo_sweeps.sweep.command import command_of
+    from grpo_sweeps.sweep.launch import RunFailed, launch, plan, to_server
+
+    setup_globals()
+    loader = launcher.hydra_context.config_loader
+    composed = [loader.load_sweep_config(launcher.config, list(overrides)) for overrides in job_overrides]
+    planned = plan(composed, job_overrides, command_of(launcher.config.hydra))
+    jobs_copy = on_nodes and to_server(planned.runs[0].config)
+    results = {result.identity: result for result in launch(planned, start, jobs_copy)}
+    returns = []
+    for config, overrides, key in zip(composed, job_overrides, planned.identities, strict=True):
+        job = JobReturn(overrides=list(overrides), cfg=config, task_name="run")
+        job.return_value = results[key] if results[key].ok else RunFailed([results[key]])
+        job.status = JobStatus.COMPLETED if results[key].ok else JobStatus.FAILED
+        returns.append(job)
+    return returns
+
+
+class GrpoBasicLauncher(BasicLauncher):
+    """`hydra/launcher=basic`: one run after the other, in this process."""
+
+    def launch(self, job_overrides: Sequence[Sequence[str]], initial_job_idx: int) -> Sequence[JobReturn]:
+        from grpo_sweeps.sweep.launch import run_here
+
+        return _launch(self, job_overrides, run_here)
+
+
+class GrpoLocalLauncher(LocalLauncher):
+    """`hydra/launcher=submitit_local`: each run in a process of its own on this machine."""
+
+    def launch(self, job_overrides: Sequence[Sequence[str]], initial_job_idx: int) -> Sequence[JobReturn]:
+        from grpo_sweeps.sweep.submit import check_local, start_local
+
+        check_local(self.params)
+        return _launch(self, job_overrides, lambda planned: start_local(planned, self.params))
+
+
+class GrpoSlurmLauncher(SlurmLauncher):
+    """`hydra/launcher=submitit_slurm`: each run a job of an array on SLURM."""
+
+    def launch(self, job_overrides: Sequence[Sequence[str]], initial_job_idx: int) -> Sequence[JobReturn]:
+        from grpo_sweeps.sweep.submit import check_slurm, start_slurm
+
+        check_slurm(self.params)
+        return _launch(self, job_overrides, lambda planned: start_slurm(planned, self.params), on_nodes=True)

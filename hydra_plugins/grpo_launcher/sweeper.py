@@ -1,0 +1,32 @@
+"""Hydra's basic sweeper without its own files and without stopping at the first run that failed."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from hydra._internal.core_plugins.basic_sweeper import BasicSweeper
+from hydra.core.override_parser.overrides_parser import OverridesParser
+from hydra.core.utils import JobStatus
+
+
+class GrpoSweeper(BasicSweeper):
+    """The product of all axes. The launcher composes and checks every run first, so nothing is validated twice here."""
+
+    def sweep(self, arguments: list[str]) -> Any:
+        """Launch batch after batch; raises RunFailed after the last, with the results that are not well."""
+        from grpo_sweeps.sweep.launch import RunFailed
+
+        assert self.hydra_context is not None and self.launcher is not None
+        parser = OverridesParser.create(config_loader=self.hydra_context.config_loader)
+        overrides = parser.parse_overrides([*self._parse_config(), *arguments])
+        self.overrides = self.split_arguments(overrides, self.max_batch_size)
+        returns, first = [], 0
+        while not self.is_done():
+            batch = self.get_job_batch()
+            returns.append(self.launcher.launch(batch, initial_job_idx=first))
+            first += len(batch)
+        jobs = [job for batch in returns for job in batch]
+        failed = [result for job in jobs if job.status == JobStatus.FAILED for result in job._return_value.results]
+        if failed:
+            raise RunFailed(failed)
+        return returns

@@ -1,0 +1,110 @@
+"""Every YAML of conf/ and sweeps/ is found, composed and converted; a new file cannot be forgotten."""
+
+from __future__ import annotations
+
+from itertools import product
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from hydra import compose, initialize_config_dir
+
+from grpo_sweeps.config import RunConfig, to_mapping
+from grpo_sweeps.config_checks import check, check_functions
+from grpo_sweeps.config_schema import register
+from grpo_sweeps.sweep.paths import conf_dir, data_root, sweep_files
+
+ROOT = Path(__file__).resolve().parents[2]
+FILES = sorted((ROOT / "conf").rglob("*.yaml"))
+CHOICES = [path.relative_to(ROOT / "conf").with_suffix("") for path in FILES if path.parent != ROOT / "conf"]
+HYDRA_GROUPS = [path for path in CHOICES if path.parts[0] == "hydra"]
+GROUPS = [path for path in CHOICES if path.parts[0] != "hydra"]
+
+
+def composed(*overrides: str) -> Any:
+    register()
+    with initialize_config_dir(str(conf_dir()), version_base="1.3"):
+        return compose("config", overrides=list(overrides), return_hydra_config=True)
+
+
+def group_of(path: Path) -> str:
+    return f"{path.parent.as_posix()}={path.name}"
+
+
+def needed(choice: str) -> list[str]:
+    """What a choice needs beside it: the user's own function where it leaves that open."""
+    key, _, name = choice.partition("=")
+    targets = {"task": "grpo_sweeps.tasks.arithmetic.arithmetic", "reward": "grpo_sweeps.rewards.exact_match.strict",
+               "estimator": "grpo_sweeps.estimators.group.grpo"}  # fmt: skip
+    return [f"{key}._target_={targets[key]}"] if name == "custom" else []
+
+
+def test_files_are_found() -> None:
+    assert data_root() == ROOT
+    assert len(CHOICES) >= 25 and {path.parts[0] for path in GROUPS} == {
+        "model", "task", "reward", "estimator", "rollout", "analysis", "trainer", "tracking",
+    }  # fmt: skip
+
+
+@pytest.mark.parametrize("path", GROUPS, ids=group_of)
+def test_every_choice_composes_and_converts(path: Path) -> None:
+    choice = group_of(path)
+    config = RunConfig.from_composed(composed(choice, *needed(choice)))
+    check(config)
+    check_functions(config)
+    assert RunConfig.from_mapping(yaml.safe_load(yaml.safe_dump(to_mapping(config)))) == config
+
+
+@pytest.mark.parametrize("path", HYDRA_GROUPS, ids=group_of)
+def test_hydras_own_groups_compose(path: Path) -> None:
+    group, _, name = group_of(path).partition("=")
+    assert composed(group_of(path)).hydra.runtime.choices[group] == name
+
+
+@pytest.mark.parametrize("name", sorted(sweep_files()))
+def test_every_run_of_every_sweep_composes(name: str) -> None:
+    master = composed(f"+sweeps={name}")
+    axes = {key: str(values).split(",") for key, values in master.hydra.sweeper.params.items()}
+    assert axes, "a sweep without an axis is a single run"
+    seen = set()
+    for values in product(*axes.values()):
+        run = composed(f"+sweeps={name}", *(f"{key}={value}" for key, value in zip(axes, values, strict=True)))
+        config = RunConfig.from_composed(run)
+        check(config)
+        check_functions(config)
+        assert config.sweep == name.rsplit("/", 1)[-1]
+        seen.add(repr(config))
+    assert len(seen) == len(list(product(*axes.values())))
+
+
+def test_the_published_sweeps_are_what_they_say() -> None:
+    params = {
+        name: yaml.safe_load(path.read_text())["hydra"]["sweeper"]["params"] for name, path in sweep_files().items()
+    }
+    assert str(params["default"]["R"]) == "2,4,8"
+    assert (params["paper_table1"]["R"], params["paper_table1"]["seed"]) == ("2,4,8", "0,1,2")
+
+
+def test_launchers_are_ours() -> None:
+    from hydra_plugins.grpo_launcher import config as launcher_config
+
+    for name in ("basic", "submitit_local", "submitit_slurm"):
+        launcher = composed(f"hydra/launcher={name}").hydra.launcher
+        assert launcher._target_.startswith(launcher_config.HOME)
+    assert composed("hydra/launcher=submitit_slurm").hydra.launcher.gpus_per_node == 1
+
+
+def test_models_are_those_of_the_paper_and_more() -> None:
+    paths = {path.name: composed(group_of(path)).model.path for path in GROUPS if path.parts[0] == "model"}
+    assert paths["tiny"] == "embedded"
+    assert paths["nemotron_mini_4b"] == "nvidia/Nemotron-Mini-4B-Instruct"
+    assert paths["llama_nemotron_nano_4b"] == "nvidia/Llama-3.1-Nemotron-Nano-4B-v1.1"
+    assert {"smollm2_135m", "qwen2_5_0_5b", "qwen2_5_1_5b"} <= set(paths)
+
+
+def test_schema_and_files_have_the_same_defaults_keys() -> None:
+    """A key of the typed configuration that a group's default file leaves out still has its default."""
+    config = to_mapping(RunConfig.from_composed(composed()))
+    assert set(config["trainer"]) == set(composed().trainer)
+    assert config["sweep"] == "adhoc"

@@ -1,0 +1,178 @@
+"""Every wrong command gives one sentence with the key, the value and what is allowed; exit code 2; nothing started."""
+
+from __future__ import annotations
+
+import shlex
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from grpo_sweeps.run import main
+
+ROOT = Path(__file__).resolve().parents[2]
+ENVIRONMENT = {"PYTHONPATH": str(ROOT), "PATH": "/usr/bin:/bin"}
+# command -> words that its sentence must hold
+CASES: dict[str, tuple[str, ...]] = {
+    # keys
+    "trainer.lrr=1": ("trainer.lrr=1: no such key", "did you mean trainer.lr?", "allowed in trainer: steps"),
+    "modle=tiny": ("modle=tiny: no such key", "did you mean model?", "aggregation"),
+    "+trainer.foo=1": ("trainer.foo=1: no such key", "micro_batch"),
+    "+foo=1": ("foo=1: no such key", "allowed here: R, seed"),
+    "model.lora.q=1": ("model.lora.q=1: no such key", "r, alpha, targets"),
+    "~trainer.foo": ("~trainer.foo: there is no such key to drop",),
+    "+R=3": ("+R: is there already; write R=VALUE without the +",),
+    "+model=tiny": ("+model: has a choice already; write model=CHOICE without the +",),
+    "hydra.launcher.partition=x": ("hydra.launcher.partition=x", "hydra/launcher=submitit_slurm"),
+    "-m hydra/launcher=submitit_slurm R=2 hydra.launcher.partitoin=x": ("did you mean hydra.launcher.partition?",),
+    "rollout.top_p=0.9": ("rollout.top_p=0.9: top-p is not offered",),
+    "+rollout.top_k=5": ("rollout.top_k=5: top-k is not offered",),
+    "reward=random reward.q=1": ("reward.q=1: no such key", "allowed in reward: p", "+reward.q=1"),
+    "+reward.q=1": ("reward.q=1", "takes no argument of that name", "~reward.q"),
+    # types
+    "R=x": ("R=x: an integer is expected",),
+    "trainer.lr=abc": ("trainer.lr=abc: a number is expected",),
+    "trainer.steps=2.5": ("trainer.steps=2.5: an integer is expected",),
+    "trainer.lr=null": ("trainer.lr=null: a value is needed",),
+    "model.random=maybe": ("model.random=maybe: true or false is expected",),
+    "model.lora=3": ("model.lora=3: a group of keys is expected", "r, alpha, targets"),
+    "trainer.betas=3": ("trainer.betas=3: a list is expected",),
+    "trainer=3": ("a group takes the name of a choice",),
+    "task.stop=abc": ("task.stop='abc': a list of strings is expected",),
+    "estimator=grpo_std estimator.ddof=x": ("estimator.ddof=x", "type int"),
+    "model.path=${nothing}": ("${nothing}", "not found"),
+    # choices
+    "model=foo": ("model=foo: no such choice; model is one of llama_nemotron_nano_4b", "tiny"),
+    "tracking=wandb": ("tracking=wandb: no such choice; tracking is one of local, mlflow",),
+    "hydra/launcher=slurm": ("hydra/launcher is one of basic, submitit_local, submitit_slurm",),
+    "tracking.kind=wandb": ("tracking.kind=wandb: choose one of mlflow, local",),
+    "model.dtype=int8": ("model.dtype=int8: choose one of float32, bfloat16",),
+    "model.attention=magic": ("model.attention=magic: choose one of sdpa, eager",),
+    "trainer.schedule=step": ("trainer.schedule=step: choose one of constant, linear, cosine",),
+    "aggregation=mean": ("aggregation=mean: choose one of sum, length, token_mean, constant",),
+    "analysis.groups=some": ("analysis.groups=some: choose one of mixed, all",),
+    "analysis.by=head": ("analysis.by=head: choose one of whole, layer, parameter",),
+    "redo=maybe": ("redo=maybe: choose one of null, failed, stale, all",),
+    "trainer.device=tpu": ("trainer.device=tpu: choose one of auto, cpu, cuda",),
+    "+sweeps=unknown": ("+sweeps=unknown: no such choice; sweeps is one of default, paper_table1",),
+    "sweeps=unknown": ("+sweeps=unknown: no such choice",),
+    # ranges
+    "R=0": ("R=0: at least 1 is needed",),
+    "seed=-1": ("seed=-1",),
+    "trainer.lr=-1": ("trainer.lr=-1.0: at least 0 is needed",),
+    "trainer.lr=nan": ("trainer.lr=nan: a finite number is needed",),
+    "trainer.steps=0": ("trainer.steps=0: at least 1",),
+    "trainer.betas=[1]": ("trainer.betas=[1.0]: two numbers",),
+    "rollout.temperature=0": ("rollout.temperature=0.0: a number above 0",),
+    "R=1": ("R=1: the baseline of estimator=grpo needs at least R=2", "estimator=reinforce"),
+    "R=1 estimator=grpo_std": ("estimator=grpo_std",),
+    "R=1 estimator=rloo": ("estimator=rloo",),
+    "R=4 trainer.micro_batch=6": ("trainer.micro_batch=6: whole groups are needed: a multiple of R=4",),
+    "sweep=a/b": ("sweep=a/b: a sweep's name becomes a folder",),
+    "sweep=..": ("sweep=..: a sweep's name becomes a folder",),
+    # paths and functions
+    "model.path=./nothing": ("model.path=./nothing: no such file or folder",),
+    "model.path=a/b/c": ("model.path=a/b/c: no such file or folder",),
+    "model.path=.": ("model.path=.: the folder has no config.json",),
+    "task=gsm8k task.path=nowhere": ("task.path=nowhere: a folder with readable train.jsonl and test.jsonl",),
+    "runs_dir=/etc/passwd": ("runs_dir=/etc/passwd: a folder is needed",),
+    "task.prompt=hello": ("task.prompt='hello': must be a text that contains {question}",),
+    "task=custom": ("task._target_: a value is required",),
+    "reward=custom": ("reward._target_: a value is required", "my_module.my_function"),
+    "reward._target_=nope.nope": ("reward._target_=nope.nope: cannot be imported",),
+    "reward._target_=nope": ("reward._target_=nope: a dotted path",),
+    "tracking.uri=http://me:secret@host": ("tracking.uri: must hold no user name or password",),
+    # launching
+    "R=2,4": ("R=2,4: several values are a sweep; add -m",),
+    "R=range(2,4)": ("R=range(2,4): several values are a sweep; add -m",),
+    "hydra/launcher=submitit_slurm": ("hydra/launcher=submitit_slurm: needs -m",),
+    "hydra/launcher=submitit_local": ("hydra/launcher=submitit_local: needs -m",),
+    "-m R=2,4 hydra/launcher=submitit_slurm": ("sbatch and srun not found on this machine",),
+    "-m R=2,4 hydra/launcher=submitit_local hydra.launcher.nodes=2": ("hydra.launcher.nodes=2",),
+    "+sweeps=default,paper_table1": ("one sweep at a time",),
+    "+sweeps=default +sweeps=paper_table1": ("one sweep at a time",),
+    "-m R=2,4 model=tiny,foo": ("model=foo: no such choice",),
+    "-m R=2,1": ("R=1: the baseline",),
+    "-m hydra.verbose=true,false": ("hydra.verbose=true,false: keys of hydra cannot be an axis",),
+    "-m trainer.lr=interval(0,1)": ("cannot be an axis here; choices (a,b,c) and range(start,stop)",),
+    "+sweeps=default seed=0,1 trainer.micro_batch=6": ("trainer.micro_batch=6", "a multiple of R=4"),
+    "+sweeps=default -m R=1": ("R=1: the baseline",),
+    # the command itself
+    "R=[1": ("R=[1: cannot be read as KEY=VALUE",),
+    "R": ("R: cannot be read as KEY=VALUE",),
+    "--nope": ("unrecognized arguments: --nope; see python -m grpo_sweeps.run --help",),
+    "-m --nope R=2": ("unrecognized arguments: --nope",),
+    "--config-dir /nonexistent R=2": ("/nonexistent",),
+}
+
+
+@pytest.mark.parametrize("command", CASES)
+def test_one_sentence(
+    command: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("PATH", str(tmp_path))
+    assert main(shlex.split(command)) == 2
+    captured = capfd.readouterr()
+    assert captured.err.startswith("error: ") and captured.err.count("\n") == 1, captured.err
+    for words in CASES[command]:
+        assert words in captured.err
+    assert "secret" not in captured.err and not captured.out
+    assert not list(tmp_path.iterdir()), "something was written before the error"
+
+
+def test_mlflow_missing_names_the_way_out(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    from grpo_sweeps import config_checks
+
+    found = config_checks.find_spec
+    monkeypatch.setattr(config_checks, "find_spec", lambda name: None if name == "mlflow" else found(name))
+    monkeypatch.chdir(tmp_path)
+    assert main(["R=4"]) == 2
+    assert "tracking=mlflow: the package mlflow is not installed; install it, or choose tracking=local" in (
+        capfd.readouterr().err
+    )
+    assert main(["R=4", "tracking=local", "dry_run=true"]) == 0
+
+
+def test_broken_yaml_of_the_user(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "model").mkdir()
+    (tmp_path / "model" / "mine.yaml").write_text("name: [mine\n")
+    (tmp_path / "model" / "list.yaml").write_text("lr: 3\n")
+    monkeypatch.chdir(tmp_path)
+    for choice in ("mine", "list"):
+        assert main(["--config-dir", ".", f"model={choice}"]) == 2
+        err = capfd.readouterr().err
+        assert err.startswith("error: ") and err.count("\n") == 1
+        assert choice in err or "lr" in err
+
+
+@pytest.mark.parametrize("command", ["--help", "R=0", "trainer.lrr=1", "-m R=2,1", "+sweeps=unknown", "--cfg job"])
+def test_quick_answers_import_neither_torch_nor_mlflow(command: str, tmp_path: Path) -> None:
+    program = (
+        "import sys; from grpo_sweeps.run import main; code = main(sys.argv[1:]); "
+        "print(); print(code, sorted({'torch', 'mlflow', 'pandas', 'transformers', 'submitit'} & set(sys.modules)))"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", program, *shlex.split(command)],
+        capture_output=True, text=True, cwd=tmp_path, env=ENVIRONMENT, check=True,
+    )  # fmt: skip
+    code = 0 if command.startswith("--") else 2
+    assert done.stdout.splitlines()[-1] == f"{code} []", done.stderr
+
+
+def test_help_shows_groups_sweeps_and_examples(tmp_path: Path) -> None:
+    done = subprocess.run(
+        [sys.executable, "-m", "grpo_sweeps.run", "--help"],
+        capture_output=True, text=True, cwd=tmp_path, env=ENVIRONMENT, check=True,
+    )  # fmt: skip
+    for group in (path for path in (ROOT / "conf").iterdir() if path.is_dir() and path.name != "hydra"):
+        (line,) = [line for line in done.stdout.splitlines() if line.startswith(f"{group.name}: ")]
+        assert set(line.partition(": ")[2].split(", ")) == {path.stem for path in group.glob("*.yaml")}
+    assert "+sweeps=paper_table1: R=2,4,8 seed=0,1,2" in done.stdout
+    assert "hydra/launcher: basic, submitit_local, submitit_slurm" in done.stdout
+    assert done.stdout.count("  python -m grpo_sweeps.run ") == 3

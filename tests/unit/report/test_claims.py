@@ -1,0 +1,158 @@
+"""claims: each verdict from data that supports it, data that contradicts it, and data that cannot tell."""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+
+import numpy as np
+import pytest
+
+from grpo_sweeps.report import rules
+from grpo_sweeps.report.claims import claims_frame, claims_markdown, judge_claims
+from grpo_sweeps.report.query import load_sweep
+from grpo_sweeps.report.rules import CONTRADICTED, HOLDS, UNDECIDED
+
+
+def verdicts(runs, name=None):
+    claims = judge_claims(load_sweep(name, runs))
+    return {c.id: c for c in claims}
+
+
+def sweep_of(write, tmp_path, kind, Rs=(2, 4, 8), **options):
+    for R in Rs:
+        write(tmp_path, kind, R, 0, kind, **options)
+    return verdicts(tmp_path)
+
+
+def test_data_with_the_papers_pairs_confirm_c8_and_c10_and_break_c7(paper_sweep):
+    claims = verdicts(paper_sweep)
+    assert claims["C8"].verdict == HOLDS and claims["C10"].verdict == HOLDS
+    assert claims["C7"].verdict == CONTRADICTED  # full rank, if only just
+    assert all(f.verdict == HOLDS and f.groups >= rules.MIN_GROUPS for f in claims["C8"].findings)
+
+
+def test_data_with_equal_singular_values_contradict_all_three(full_sweep):
+    claims = verdicts(full_sweep)
+    assert {c.verdict for c in claims.values()} == {CONTRADICTED}
+    c8 = {f.R: f for f in claims["C8"].findings}
+    assert c8[2].verdict == HOLDS and c8[4].verdict == CONTRADICTED and c8[8].verdict == CONTRADICTED
+    assert re.search(r"effective rank 4\.00 \[", c8[4].measured) and "orthogonal scores" in c8[4].null
+
+
+def test_data_of_rank_R_minus_1_confirm_c7(write, tmp_path):
+    claims = sweep_of(write, tmp_path, "bounded", steps=60)  # 5% is excluded by 150 groups and more
+    assert claims["C7"].verdict == HOLDS
+    assert all(f.interval.mean == 0 for f in claims["C7"].findings)
+    assert claims["C8"].verdict == CONTRADICTED and claims["C10"].verdict == CONTRADICTED
+
+
+def test_few_groups_decide_nothing(write, tmp_path):
+    claims = sweep_of(write, tmp_path, "full", steps=2)
+    assert {c.verdict for c in claims.values()} == {UNDECIDED}
+
+
+def test_one_R_with_few_groups_leaves_a_claim_open_unless_another_breaks_it(write, tmp_path):
+    write(tmp_path, "s", 4, 0, "paper")
+    write(tmp_path, "s", 8, 0, "paper", steps=2)
+    assert verdicts(tmp_path)["C8"].verdict == UNDECIDED
+    write(tmp_path, "t", 4, 0, "full")
+    write(tmp_path, "t", 8, 0, "full", steps=2)
+    assert verdicts(tmp_path, "t")["C8"].verdict == CONTRADICTED
+
+
+def test_R_2_alone_cannot_confirm_c8_nor_c10(write, tmp_path):
+    claims = sweep_of(write, tmp_path, "paper", Rs=(2,), steps=40)
+    assert [f.verdict for f in claims["C8"].findings] == [HOLDS]
+    assert claims["C8"].verdict == UNDECIDED and claims["C10"].verdict == UNDECIDED
+
+
+def test_a_coarse_floor_leaves_low_ranks_and_about_2_open(write, tmp_path):
+    coarse = {"change": lambda g: dataclasses.replace(g, floor=0.05)}
+    write(tmp_path, "bounded", 4, 0, "bounded", steps=60, **coarse)
+    write(tmp_path, "paper", 8, 0, "paper", **coarse)
+    assert verdicts(tmp_path, "bounded")["C7"].verdict == UNDECIDED
+    c8 = {f.R: f for f in verdicts(tmp_path, "paper")["C8"].findings}
+    assert c8[8].verdict == UNDECIDED and c8[8].interval.high > 2.5 and c8[8].interval.low < 2.0
+
+
+def test_negative_controls_hold_to_rounding_and_are_reported(full_sweep):
+    sweep = load_sweep("full", full_sweep)
+    controls = sweep.groups[["control_sign_flip", "control_leave_one_out", "control_std"]].max()
+    assert (controls < 1e-9).all() and sweep.groups["control_std"].notna().sum() > 100
+    remarks = " ".join(verdicts(full_sweep)["C8"].remarks)
+    assert "Exact negative controls passed" in remarks and "another model" in remarks
+
+
+def test_failed_controls_withhold_the_verdict(full_sweep, monkeypatch):
+    monkeypatch.setattr(rules, "CONTROL_TOLERANCE", -1.0)
+    c8 = verdicts(full_sweep)["C8"]
+    assert c8.verdict == UNDECIDED and any("FAILED" in r for r in c8.remarks)
+
+
+def test_another_model_is_said_to_decide_nothing_about_nemotron(write, tmp_path):
+    write(tmp_path, "n", 4, 0, "paper", config={"model.name": "nemotron_mini_4b"})
+    write(tmp_path, "t", 4, 0, "paper")
+    sentence = "A claim about Nemotron-4B is not decided by another model."
+    for name, said in (("n", False), ("t", True)):
+        for claim in ("C8", "C10"):
+            assert any(sentence in r for r in verdicts(tmp_path, name)[claim].remarks) is said
+
+
+def test_c10_prints_the_feasible_ranges_and_counts_impossible_groups(full_sweep, monkeypatch):
+    text = " ".join(verdicts(full_sweep)["C10"].remarks)
+    for expected in ("1.92-1.98", "1.80-3.19", "1.98-6.65", "1.60-", "1.40-", "1.80-6.65", "99%"):
+        assert expected in text
+    assert "Every measured group lies within" in text
+    sweep = load_sweep("full", full_sweep)
+    sweep.groups["effective_rank"] = 8.5
+    c10 = {c.id: c for c in judge_claims(sweep)}["C10"]
+    assert c10.verdict == UNDECIDED and any("do not fit together" in r for r in c10.remarks)
+
+
+def test_more_cells_widen_the_intervals(full_sweep):
+    sweep = load_sweep("full", full_sweep)
+    alone = load_sweep("full", full_sweep)
+    alone.runs = alone.runs[alone.runs["R"] == 4]
+    many = {f.R: f for f in {c.id: c for c in judge_claims(sweep)}["C10"].findings}[4].interval
+    one = {f.R: f for f in {c.id: c for c in judge_claims(alone)}["C10"].findings}[4].interval
+    assert many.high - many.low > one.high - one.low and many.mean == one.mean
+
+
+def test_no_groups_at_all(write, tmp_path):
+    write(tmp_path, "s", 4, 0, change=lambda g: dataclasses.replace(g, gram=None))
+    claims = verdicts(tmp_path)
+    assert {c.verdict for c in claims.values()} == {UNDECIDED}
+    assert claims["C8"].findings[0].measured == "nothing measured"
+
+
+def test_the_null_of_c10_against_the_weights(paper_sweep):
+    sweep = load_sweep("paper", paper_sweep)
+    groups = sweep.groups[(sweep.groups["R"] == 8) & sweep.groups["mixed"]]
+    top1 = [max(np.square(sweep.record(i).weights)) / sum(np.square(sweep.record(i).weights)) for i in groups.index]
+    null = {f.R: f for f in verdicts(paper_sweep)["C10"].findings}[8].null
+    assert f"top-1 {np.mean(top1):.2f} " in null
+
+
+def test_frame_and_markdown_carry_every_finding(full_sweep):
+    claims = judge_claims(load_sweep("full", full_sweep))
+    frame = claims_frame(claims)
+    assert len(frame) == 3 * 4 and frame["R"].isna().sum() == 3
+    assert set(frame["verdict"]) <= {HOLDS, CONTRADICTED, UNDECIDED}
+    text = claims_markdown(claims)
+    for claim in claims:
+        assert claim.paper in text and f"## {claim.id}: {claim.verdict}" in text
+        assert all(f.measured in text for f in claim.findings)
+
+
+@pytest.mark.parametrize(
+    ("found", "expected"),
+    [
+        ([HOLDS, HOLDS], HOLDS),
+        ([HOLDS, UNDECIDED], UNDECIDED),
+        ([UNDECIDED, CONTRADICTED], CONTRADICTED),
+        ([], UNDECIDED),
+    ],
+)
+def test_a_claim_about_every_R(found, expected):
+    assert rules.all_of(found) == expected

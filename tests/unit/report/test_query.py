@@ -1,0 +1,131 @@
+"""query and arms: what load_sweep returns, which sweep is the newest, what varies."""
+
+from __future__ import annotations
+
+import os
+import time
+
+import numpy as np
+import pytest
+
+from grpo_sweeps.report.arms import find_arms
+from grpo_sweeps.report.query import ReportError, find_sweep, load_sweep
+from grpo_sweeps.spectra import summary
+from grpo_sweeps.tracking.local import read_groups
+
+
+def test_frames_agree_with_the_records(full_sweep):
+    sweep = load_sweep("full", full_sweep)
+    assert len(sweep.runs) == 9 and set(sweep.runs["state"]) == {"finished"} and not sweep.notes
+    assert len(sweep.groups) == 9 * 40 and sweep.cells == [("all", 2), ("all", 4), ("all", 8)]
+    for frame in (sweep.metrics, sweep.evals, sweep.completions):
+        assert set(frame["run"]) == set(sweep.runs["run"])
+    for label, row in sweep.groups.iloc[::37].iterrows():
+        record = sweep.record(label)
+        assert (record.step, record.prompt_id, record.R, record.mixed) == (row.step, row.prompt_id, row.R, row.mixed)
+        if record.gram is None:
+            assert np.isnan(row.effective_rank)
+            continue
+        assert np.array_equal(sweep.gram(label), record.gram)
+        expected = summary(record.gram, record.weights, record.floor)
+        assert {name: row[name] for name in expected} == pytest.approx(expected)
+        alone = summary(record.gram, None, record.floor)
+        assert row.scores_effective_rank == pytest.approx(alone["effective_rank"])
+        assert row.k == sum(record.rewards)
+
+
+def test_groups_of_one_run_come_in_the_order_of_the_record(paper_sweep):
+    sweep = load_sweep(None, paper_sweep)
+    path = sweep.runs["path"].iloc[1]
+    labels = sweep.groups.index[sweep.groups["run"] == sweep.runs["run"].iloc[1]]
+    for label, record in zip(labels, read_groups(path), strict=True):
+        assert sweep.record(label).rewards == record.rewards and sweep.groups.at[label, "prompt_id"] == record.prompt_id
+
+
+def test_a_group_without_a_gram_has_none(paper_sweep):
+    sweep = load_sweep("paper", paper_sweep)
+    label = sweep.groups.index[~sweep.groups["measured"]][0]
+    with pytest.raises(KeyError, match="no Gram"):
+        sweep.gram(label)
+    with pytest.raises(KeyError, match="'layer 0'"):
+        sweep.gram(sweep.groups.index[sweep.groups["measured"]][0], by="layer 0")
+
+
+def test_the_newest_sweep_is_the_one_last_written(write, tmp_path):
+    for i, name in enumerate(("b_old", "a_new")):
+        run = write(tmp_path, name, 2, 0, steps=2)
+        for file in run.rglob("*"):
+            os.utime(file, (time.time() - 100 + i,) * 2)
+    assert find_sweep(None, tmp_path).name == "a_new"
+    assert find_sweep("b_old", tmp_path).name == "b_old"
+
+
+@pytest.mark.parametrize("name", ["../runs", "a/b", "", ".hidden"])
+def test_names_that_are_no_folder_are_refused(paper_sweep, name):
+    with pytest.raises(ReportError, match="one folder name"):
+        find_sweep(name, paper_sweep)
+
+
+def test_a_sweep_that_is_not_there_is_named_with_those_that_are(paper_sweep, tmp_path):
+    with pytest.raises(ReportError, match=r"no such sweep .*there are paper"):
+        load_sweep("other", paper_sweep)
+    with pytest.raises(ReportError, match="no sweep was found"):
+        load_sweep(None, tmp_path / "nowhere")
+
+
+def test_a_damaged_run_is_left_out_and_named(paper_copy):
+    runs = sorted((paper_copy / "paper").iterdir())
+    (runs[0] / "config.yaml").write_text("R: [1")
+    (runs[1] / "status.json").write_text("{")
+    sweep = load_sweep("paper", paper_copy)
+    assert len(sweep.runs) == 1 and len(sweep.notes) == 2
+    assert runs[0].name in sweep.notes[0] and "config.yaml" in sweep.notes[0] and "\n" not in sweep.notes[0]
+    (runs[2] / "config.yaml").write_text("seed: 1")
+    with pytest.raises(ReportError, match="none of its runs can be read"):
+        load_sweep("paper", paper_copy)
+
+
+def test_a_queued_run_without_status_is_listed(paper_copy):
+    run = sorted((paper_copy / "paper").iterdir())[0]
+    for name in ("status.json", "metrics.jsonl"):
+        (run / name).unlink()
+    sweep = load_sweep("paper", paper_copy)
+    assert list(sweep.runs["state"]) == ["queued", "finished", "finished"]
+
+
+def base(R, seed, **changes):
+    config = {
+        "R": R, "seed": seed, "reward": {"target": "pkg.exact_match", "kwargs": {}},
+        "model": {"name": "tiny", "path": "a"},
+        "trainer": {"lr": 0.1, "steps": 10, "micro_batch": R}, "tracking": {"kind": "local"},
+    }  # fmt: skip
+    for key, value in changes.items():
+        group, _, name = key.partition("__")
+        config[group] = {**config[group], name: value}
+    return config
+
+
+def test_R_seed_and_what_cannot_change_a_result_make_no_arms():
+    arms = find_arms([base(2, 0), base(4, 1, tracking__kind="mlflow"), base(4, 1, trainer__steps=99)])
+    assert arms.labels == ("all",) * 3 and arms.varies == ()
+
+
+def test_arms_are_named_by_what_varies():
+    configs = [base(R, 0, reward__target=f"pkg.{name}", trainer__lr=lr)
+               for R in (2, 4) for name in ("exact_match", "bernoulli") for lr in (0.1, 0)]  # fmt: skip
+    arms = find_arms(configs)
+    assert arms.varies == ("reward.target", "trainer.lr")
+    assert arms.labels[:2] == ("reward=exact_match, lr=0.1", "reward=exact_match, lr=0")
+    assert len(set(arms.labels)) == 4
+
+
+def test_a_model_is_one_arm_though_many_of_its_settings_differ():
+    arms = find_arms([base(2, 0), base(2, 1), base(2, 0, model__name="big", model__path="b")])
+    assert arms.varies == ("model.name",) and arms.labels == ("model=tiny", "model=tiny", "model=big")
+
+
+def test_settings_that_follow_R_are_no_arms_but_named():
+    configs = [base(R, seed, trainer__prompts=16 // R) for R in (2, 4) for seed in (0, 1)]
+    arms = find_arms(configs)
+    assert arms.tied_to_R == ("trainer.prompts",) and set(arms.labels) == {"all"}
+    assert find_arms([base(2, 0, trainer__prompts=p) for p in (4, 8)]).labels == ("prompts=4", "prompts=8")

@@ -1,0 +1,106 @@
+"""What changes a run's identity and what does not; the names that people read."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+import pytest
+
+from grpo_sweeps.config import RunConfig, flatten, to_mapping
+from grpo_sweeps.sweep.identity import IRRELEVANT, display_names, identity, is_irrelevant
+
+MAPPING: dict[str, Any] = {
+    "R": 4, "seed": 0, "sweep": "adhoc", "aggregation": "sum", "runs_dir": "runs",
+    "model": {"name": "tiny", "path": "embedded"},
+    "task": {"_target_": "a.task", "name": "t", "prompt": "{question}", "stop": [], "n": 3},
+    "reward": {"_target_": "a.reward", "p": 0.5}, "estimator": {"_target_": "a.estimator"},
+    "rollout": {}, "analysis": {}, "trainer": {}, "tracking": {},
+}  # fmt: skip
+
+
+def config(**changes: Any) -> RunConfig:
+    """The base configuration with dotted keys (`__` for the dot) replaced."""
+    mapping = to_mapping(RunConfig.from_mapping(MAPPING))
+    for key, value in changes.items():
+        node, parts = mapping, key.split("__")
+        for part in parts[:-1]:
+            node = node[part]
+        node[parts[-1]] = value
+    return RunConfig.from_mapping(mapping)
+
+
+def changed(value: Any) -> Any:
+    if isinstance(value, bool):
+        return not value
+    if isinstance(value, int | float):
+        return value + 1
+    if isinstance(value, list):
+        return [*value, *value, 0.5] if value and not isinstance(value[0], str) else [*value, "x"]
+    return 3 if value is None else f"{value}x"
+
+
+def test_written_form_round_trips() -> None:
+    one = config()
+    assert RunConfig.from_mapping(to_mapping(one)) == one
+    assert to_mapping(one)["reward"] == {"_target_": "a.reward", "p": 0.5}
+    assert to_mapping(one)["task"]["n"] == 3
+
+
+@pytest.mark.parametrize("key", sorted(flatten(to_mapping(RunConfig.from_mapping(MAPPING)))))
+def test_every_key_counts_unless_it_is_listed(key: str) -> None:
+    base = config()
+    value = flatten(to_mapping(base))[key]
+    new = "abc" if key in ("model.revision", "tracking.uri") else changed(value)
+    other = config(**{key.replace(".", "__"): new})
+    assert other != base
+    assert (identity(other) == identity(base)) == is_irrelevant(key, base)
+
+
+def test_steps_count_only_where_the_schedule_depends_on_them() -> None:
+    assert identity(config(trainer__steps=7)) == identity(config())
+    cosine = config(trainer__schedule="cosine")
+    assert identity(config(trainer__schedule="cosine", trainer__steps=7)) != identity(cosine)
+
+
+def test_listed_keys_exist() -> None:
+    keys = flatten(to_mapping(config()))
+    for name in IRRELEVANT:
+        assert any(key == name or key.startswith(name + ".") for key in keys), name
+
+
+def test_equal_numbers_are_the_same_run() -> None:
+    assert identity(config(reward__p=1)) == identity(config(reward__p=1.0))
+    assert len(identity(config())) == 12
+
+
+def test_names_say_what_varies() -> None:
+    two = [config(R=2), config(R=4)]
+    sweep = [["R=2", "trainer.lr=1e-5"], ["R=4", "trainer.lr=1e-5"]]
+    assert display_names(two, sweep) == ["R=2 seed=0", "R=4 seed=0"]
+    rates = [["R=2", "trainer.lr=1e-5", "+sweeps=x"], ["R=2", "trainer.lr=1e-4", "+sweeps=x"]]
+    assert display_names([two[0]] * 2, rates) == ["R=2 seed=0 lr=1e-5", "R=2 seed=0 lr=1e-4"]
+    assert display_names([two[0]], [["model=tiny", "runs_dir=x", "tracking=local", "hydra.verbose=true"]]) == [
+        "R=2 seed=0 model=tiny"
+    ]
+    clash = [["a.every=1", "b.every=1"], ["a.every=2", "b.every=2"]]
+    assert display_names([two[0]] * 2, clash)[0] == "R=2 seed=0 a.every=1 b.every=1"
+
+
+def test_wrong_types_in_a_mapping_are_named() -> None:
+    from grpo_sweeps.types import ConfigError
+
+    for key, value, words in (
+        ("trainer__steps", "many", "type int"),
+        ("trainer__betas", 3, "a list"),
+        ("model__lora", 3, "a group of keys"),
+        ("trainer__steps", True, "type int"),
+        ("rollout__top_p", 0.9, "top-p is not offered"),
+        ("trainer__nothing", 1, "no such key"),
+    ):
+        with pytest.raises(ConfigError, match=words):
+            config(**{key: value})
+    incomplete = {key: value for key, value in MAPPING.items() if key != "R"}
+    with pytest.raises(ConfigError, match="R: a value is required"):
+        RunConfig.from_mapping(incomplete)
+    assert dataclasses.is_dataclass(config().trainer)

@@ -1,0 +1,204 @@
+"""Runs and sweeps in this process: plan, skip, continue, redo, failures, interruption."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+Run = Callable[..., int]
+Statuses = Callable[..., dict[str, Any]]
+
+
+def test_one_run_leaves_its_whole_folder(run: Run, statuses: Statuses, workplace: Path) -> None:
+    assert run("R=4") == 0
+    (status,) = statuses().values()
+    assert (status.state, status.step, status.total, status.sweep) == ("finished", 3, 3, "adhoc")
+    assert status.command.startswith("python -m grpo_sweeps.run ") and "R=4" in status.command
+    assert status.versions["hydra-core"] and status.started <= status.ended
+    run_dir = workplace / "runs" / "adhoc" / status.identity
+    stored = yaml.safe_load((run_dir / "config.yaml").read_text())
+    assert stored["R"] == 4 and stored["sweep"] == "adhoc"
+    assert stored["estimator"] == {"_target_": "plain_functions.estimator"}
+    assert "step 3/3  reward 0.500  effective rank 1.500" in (run_dir / "log.txt").read_text()
+    left = {path.name for path in workplace.iterdir()}
+    assert left <= {"runs", "site", "plain_functions.py", "__pycache__"}, "Hydra wrote something of its own"
+
+
+def test_finished_is_skipped_and_taken_further(run: Run, statuses: Statuses, capfd: pytest.CaptureFixture[str]) -> None:
+    assert run("R=4") == 0
+    capfd.readouterr()
+    assert run("R=4") == 0
+    assert "skip      R=4 seed=0" in capfd.readouterr().err
+    assert run("R=4", "trainer.steps=5") == 0
+    assert "continue  R=4 seed=0" in capfd.readouterr().err
+    (status,) = statuses().values()
+    assert (status.state, status.step, status.total) == ("finished", 5, 5)
+    assert run("R=4", "trainer.steps=2") == 0
+    assert "skip" in capfd.readouterr().err
+
+
+def test_redo_starts_afresh_and_keeps_the_old_folder(run: Run, workplace: Path) -> None:
+    assert run("R=4") == 0
+    assert run("R=4", "redo=all") == 0
+    (new,) = (workplace / "runs" / "adhoc").glob("*/metrics.jsonl")
+    assert len(new.read_text().splitlines()) == 3
+    (old,) = (workplace / "runs" / "adhoc" / ".replaced").glob("*/metrics.jsonl")
+    assert len(old.read_text().splitlines()) == 3
+
+
+def test_one_failure_hides_no_other_run(run: Run, statuses: Statuses, capfd: pytest.CaptureFixture[str]) -> None:
+    assert run("-m", "R=4", "seed=0,1,5") == 1
+    states = {name: status.state for name, status in statuses().items()}
+    assert states == {"R=4 seed=0": "finished", "R=4 seed=1": "failed", "R=4 seed=5": "finished"}
+    failed = statuses()["R=4 seed=1"]
+    assert failed.error == "RuntimeError: boom"
+    err = capfd.readouterr().err
+    assert "1 of 3 runs did not finish:" in err
+    assert "R=4 seed=1  failed  RuntimeError: boom  log: runs/adhoc/" in err
+    assert "Traceback" not in err and "Error executing job" not in err
+    log = Path("runs/adhoc") / failed.identity / "log.txt"
+    assert "second line" in log.read_text() and "Traceback" in log.read_text()
+
+
+def test_failed_runs_are_tried_again(run: Run, capfd: pytest.CaptureFixture[str]) -> None:
+    assert run("seed=1") == 1
+    assert run("seed=1") == 1
+    assert "was failed before its first step" in capfd.readouterr().err
+
+
+def test_a_configuration_that_only_training_can_judge_gives_2(run: Run, statuses: Statuses) -> None:
+    assert run("seed=4") == 2
+    (status,) = statuses().values()
+    assert status.error == "model.path=x: not in the cache"
+
+
+def test_ctrl_c_starts_no_other_run(run: Run, statuses: Statuses, capfd: pytest.CaptureFixture[str]) -> None:
+    assert run("-m", "seed=3,0") == 130
+    states = {name: status.state for name, status in statuses().items()}
+    assert states == {"R=4 seed=3": "interrupted", "R=4 seed=0": "queued"}
+    assert "interrupted: R=4 seed=3 goes on from its last checkpoint" in capfd.readouterr().err
+
+
+def test_given_twice_runs_once(run: Run, workplace: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    assert run("-m", "R=4,4") == 0
+    assert len(list((workplace / "runs" / "adhoc").glob("*/metrics.jsonl"))) == 1
+    assert "given twice, runs once" in capfd.readouterr().err
+
+
+def test_an_axis_that_changes_no_result_is_refused(
+    run: Run, workplace: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    assert run("-m", "trainer.micro_batch=4,8") == 2
+    assert "trainer.micro_batch=4,8: cannot be an axis" in capfd.readouterr().err
+    assert run("-m", "trainer.steps=2,4") == 2
+    assert not (workplace / "runs").exists()
+
+
+def test_one_bad_run_refuses_the_sweep(run: Run, workplace: Path) -> None:
+    assert run("-m", "R=4,6", "trainer.micro_batch=4") == 2
+    assert run("-m", "R=4,2,1", "estimator._target_=grpo_sweeps.estimators.group.grpo") == 2
+    assert not (workplace / "runs").exists()
+
+
+def test_dry_run_writes_nothing(run: Run, workplace: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    assert run("-m", "R=2,4", "dry_run=true") == 0
+    assert not (workplace / "runs").exists()
+    assert "2 runs, 2 to do (dry run: nothing is started)" in capfd.readouterr().err
+
+
+def test_sweep_file_axes_can_be_replaced_and_added_to(run: Run, statuses: Statuses) -> None:
+    assert run("+sweeps=default", "seed=0,5", "-m", "R=4,8") == 0
+    assert sorted(statuses("default")) == ["R=4 seed=0", "R=4 seed=5", "R=8 seed=0", "R=8 seed=5"]
+    assert run("+sweeps=paper_table1", "sweep=mine", "R=2", "seed=0") == 0
+    assert list(statuses("mine")) == ["R=2 seed=0 estimator._target_=plain_functions.estimator"]
+
+
+def test_users_own_configuration_folder(run: Run, statuses: Statuses, workplace: Path) -> None:
+    own = workplace / "own"
+    (own / "sweeps").mkdir(parents=True)
+    (own / "trainer").mkdir()
+    (own / "hydra" / "launcher").mkdir(parents=True)
+    (own / "sweeps" / "small.yaml").write_text(
+        "# @package _global_\nhydra: {sweeper: {params: {R: '2,4'}}}\ntrainer: {lr: 0.5}\n"
+    )
+    (own / "trainer" / "quick.yaml").write_text("steps: 1\n")
+    (own / "hydra" / "launcher" / "cluster.yaml").write_text("defaults: [submitit_slurm]\npartition: gpu\n")
+    assert run("--config-dir", str(own), "+sweeps=small", "trainer=quick", "trainer.steps=2") == 0
+    assert {status.total for status in statuses("small").values()} == {2}
+    assert run("--config-dir", str(own), "hydra/launcher=cluster") == 2
+
+
+def test_a_reward_of_the_users_own(run: Run, workplace: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    (workplace / "my_reward_module.py").write_text(
+        "def short(completion, problem, seed, limit: int = 3):\n    return float(len(completion) < limit)\n"
+    )
+    assert run("reward._target_=my_reward_module.short", "+reward.limit=4") == 0
+    capfd.readouterr()
+    assert run("reward._target_=my_reward_module.short", "+reward.limit=wide") == 2
+    assert "reward.limit=wide: my_reward_module.short expects a value of type int" in capfd.readouterr().err
+    assert run("reward=random", "reward._target_=my_reward_module.short") == 2
+    err = capfd.readouterr().err
+    assert "reward.p=0.5" in err and "~reward.p" in err
+    assert run("reward=random", "reward._target_=my_reward_module.short", "~reward.p") == 0
+
+
+def test_a_lock_keeps_a_second_process_out(workplace: Path) -> None:
+    import fcntl
+
+    from grpo_sweeps.sweep.execute import LOCK_FILE, execute
+
+    frozen = yaml.safe_load(json.dumps(_frozen()))
+    run_dir = workplace / "runs" / "adhoc" / "abc"
+    run_dir.mkdir(parents=True)
+    with open(run_dir / LOCK_FILE, "a") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        result = execute(frozen, run_dir)
+    assert not result.ok and result.error == "another process is running this run"
+    assert not (run_dir / "metrics.jsonl").exists()
+    assert execute(frozen, run_dir).ok
+    assert execute(frozen, run_dir).ok  # started once more after it has finished: returns at once
+    assert len((run_dir / "metrics.jsonl").read_text().splitlines()) == 2
+
+
+def test_a_requeued_job_waits_and_an_abandoned_one_is_interrupted(
+    workplace: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    import sys
+    import types
+
+    from submitit.core.utils import UncompletedJobError
+
+    from grpo_sweeps.sweep.execute import execute
+    from grpo_sweeps.tracking.status import read_status
+
+    for index, (error, state) in enumerate(
+        [
+            (SystemExit(-1), "queued"),
+            (UncompletedJobError("not requeued because: timed-out too many times"), "interrupted"),
+        ]
+    ):
+
+        def train(*_: object, error: BaseException = error) -> None:
+            raise error
+
+        monkeypatch.setitem(sys.modules, "grpo_sweeps.loop.train", types.SimpleNamespace(train=train))
+        run_dir = workplace / str(index)
+        with pytest.raises(type(error)):
+            execute(_frozen(), run_dir)
+        assert read_status(run_dir).state == state
+
+
+def _frozen() -> dict[str, Any]:
+    return {
+        "R": 4, "seed": 0, "sweep": "adhoc", "aggregation": "sum", "runs_dir": "runs",
+        "model": {"name": "tiny", "path": "embedded"},
+        "task": {"_target_": "grpo_sweeps.tasks.arithmetic.arithmetic", "prompt": "{question}"},
+        "reward": {"_target_": "grpo_sweeps.rewards.exact_match.strict"},
+        "estimator": {"_target_": "plain_functions.estimator"},
+        "rollout": {}, "analysis": {}, "trainer": {"steps": 2}, "tracking": {"kind": "local"},
+    }  # fmt: skip

@@ -1,0 +1,300 @@
+"""The borders between the parts of the package, read from the source with `ast`, and what its entry points import."""
+
+from __future__ import annotations
+
+import ast
+import json
+import os
+import re
+import subprocess
+import sys
+import tomllib
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+PACKAGE = ROOT / "grpo_sweeps"
+PLUGINS = ROOT / "hydra_plugins"
+ENTRY_POINTS = {"run", "status", "sync", "bench", "pretrain_tiny"}
+
+LEAVES = {"types", "estimators", "spectra", "intervals", "tasks", "rewards", "models"}
+# What each part may import from the package, itself aside. Entry points may import everything.
+MAY_IMPORT = {
+    "types": set(),
+    "estimators": {"types"},
+    "spectra": {"types"},
+    "intervals": {"types", "spectra"},
+    "rewards": {"types"},
+    "tasks": {"types", "rewards"},
+    "models": {"types"},
+    "config": {"types", "functions"},
+    "functions": {"types", "config"},
+    "engine": {*LEAVES, "config"},
+    "tracking": {*LEAVES, "config"},
+    "loop": {*LEAVES, "config", "functions", "engine", "tracking"},
+    "benchmarks": {*LEAVES, "config", "functions", "engine", "loop", "tracking"},
+    "sweep": {*LEAVES, "config", "functions", "tracking", "loop"},
+    "report": {*LEAVES, "config", "tracking", "sweep"},
+    "hydra_plugins": {*LEAVES, "config", "tracking", "sweep"},
+}
+# Modules of the standard library's weight that a part further in may use as well.
+UTILITIES = {"config": "grpo_sweeps.sweep.paths", "engine": "grpo_sweeps.tracking.atomic"}
+HYDRA = {"hydra", "omegaconf", "submitit"}
+MAX_FILE_LINES = 400
+MAX_FUNCTION_LINES = 60
+
+
+@dataclass(frozen=True)
+class Import:
+    """One imported module, where, and whether it runs when the importing module is loaded."""
+
+    file: Path
+    line: int
+    module: str
+    top_level: bool
+
+    def __str__(self) -> str:
+        return f"{self.file.relative_to(ROOT)}:{self.line} imports {self.module}"
+
+
+def source_files() -> list[Path]:
+    return sorted(path for folder in (PACKAGE, PLUGINS) for path in folder.rglob("*.py"))
+
+
+@cache
+def tree_of(path: Path) -> ast.Module:
+    return ast.parse(path.read_text(encoding="utf-8"), str(path))
+
+
+def part_named(name: str) -> str:
+    """The part that a module directly below the package belongs to: `spectra_nulls` is a further file of `spectra`."""
+    return next((part for part in MAY_IMPORT if name.startswith(f"{part}_")), name)
+
+
+def part_of(path: Path) -> str:
+    """Name of the part a file belongs to: the first component below the package, without .py."""
+    relative = path.relative_to(ROOT)
+    if relative.parts[0] == "hydra_plugins":
+        return "hydra_plugins"
+    return part_named(relative.parts[1].removesuffix(".py"))
+
+
+def is_entry_point(path: Path) -> bool:
+    return path.name == "__main__.py" or (path.parent == PACKAGE and path.stem in ENTRY_POINTS)
+
+
+def _is_type_checking(test: ast.expr) -> bool:
+    return "TYPE_CHECKING" in {getattr(test, "id", None), getattr(test, "attr", None)}
+
+
+def _modules(node: ast.Import | ast.ImportFrom, path: Path) -> list[str]:
+    """Absolute names of what a statement imports; `from a import b` counts as both a and a.b."""
+    if isinstance(node, ast.Import):
+        return [alias.name for alias in node.names]
+    base = node.module or ""
+    if node.level:
+        package = path.relative_to(ROOT).parts[: -node.level]
+        base = ".".join([*package, *([node.module] if node.module else [])])
+    return [base, *(f"{base}.{alias.name}" for alias in node.names)]
+
+
+def imports(path: Path, tree: ast.Module) -> Iterator[Import]:
+    """Every import of a file, those in functions included, those only for type checkers left out."""
+
+    def walk(node: ast.AST, top_level: bool) -> Iterator[Import]:
+        for child in ast.iter_child_nodes(node):
+            if isinstance(child, ast.Import | ast.ImportFrom):
+                for module in _modules(child, path):
+                    yield Import(path, child.lineno, module, top_level)
+            elif isinstance(child, ast.If) and _is_type_checking(child.test):
+                for other in child.orelse:
+                    yield from walk(other, top_level)
+            else:
+                inside = isinstance(child, ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda)
+                yield from walk(child, top_level and not inside)
+
+    yield from walk(tree, True)
+
+
+ALL_IMPORTS = [found for path in source_files() for found in imports(path, tree_of(path))]
+
+
+def complain(found: list[Import]) -> str:
+    return "\n".join(str(one) for one in found)
+
+
+def test_there_is_something_to_check() -> None:
+    parts = {part_of(path) for path in source_files()}
+    assert {"types", "estimators", "engine", "loop", "tracking", "sweep", "report", "hydra_plugins"} <= parts
+    assert any(found.module == "torch" for found in ALL_IMPORTS)
+    assert any(found.module.startswith("hydra") for found in ALL_IMPORTS)
+    assert any(found.module.startswith("mlflow") for found in ALL_IMPORTS)
+
+
+def test_the_reading_of_imports_itself() -> None:
+    source = (
+        "import a.b\n"
+        "from ..types import Problem\n"
+        "if TYPE_CHECKING:\n    import unseen\n"
+        "try:\n    import tried\nexcept ImportError:\n    pass\n"
+        "class C:\n    import classy\n    def f(self):\n        import late\n"
+    )
+    found = {one.module: one.top_level for one in imports(PACKAGE / "loop" / "step.py", ast.parse(source))}
+    at_top = {"a.b", "grpo_sweeps.types", "grpo_sweeps.types.Problem", "tried", "classy"}
+    assert found == {**dict.fromkeys(at_top, True), "late": False}
+
+
+def test_imports_point_inwards() -> None:
+    wrong = []
+    for found in ALL_IMPORTS:
+        names = found.module.split(".")
+        part = part_of(found.file)
+        if names[0] != "grpo_sweeps" or len(names) < 2 or is_entry_point(found.file) or part == "__init__":
+            continue
+        target = part_named(names[1])
+        if target in MAY_IMPORT or target in ENTRY_POINTS:  # anything else is a name in the package's __init__
+            allowed = MAY_IMPORT.get(part)
+            assert allowed is not None, f"{found.file} belongs to no known part: give it a line in MAY_IMPORT"
+            utility = part in UTILITIES and f"{found.module}.".startswith(f"{UTILITIES[part]}.")
+            if target != part and target not in allowed and not utility:
+                wrong.append(found)
+    assert not wrong, complain(wrong)
+
+
+@pytest.mark.parametrize("utility", UTILITIES.values())
+def test_utilities_are_light(utility: str) -> None:
+    path = ROOT / f"{utility.replace('.', '/')}.py"
+    allowed = {*sys.stdlib_module_names, "grpo_sweeps", "yaml"}
+    wrong = [
+        found
+        for found in imports(path, tree_of(path))
+        if found.module.split(".")[0] not in allowed
+        or (found.module.startswith("grpo_sweeps") and not found.module.startswith("grpo_sweeps.types"))
+    ]
+    assert not wrong, complain(wrong)
+
+
+def test_what_is_imported_is_declared() -> None:
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+    extras = project["optional-dependencies"]
+    declared = [*project["dependencies"], *extras["lora"], *extras["gguf"]]
+    names = {re.split(r"[^A-Za-z0-9_-]", line)[0].lower().replace("-", "_") for line in declared}
+    names |= {"hydra", "yaml", *sys.stdlib_module_names, "grpo_sweeps", "hydra_plugins"}
+    wrong = [found for found in ALL_IMPORTS if found.module.split(".")[0] not in names]
+    assert not wrong, complain(wrong)
+
+
+@pytest.mark.parametrize("part", ["estimators", "spectra", "tasks", "rewards"])
+def test_functions_of_the_mathematics_know_no_configuration(part: str) -> None:
+    forbidden = ("grpo_sweeps.config", *HYDRA, "yaml", "mlflow")
+    wrong = [found for found in ALL_IMPORTS if part_of(found.file) == part and found.module.startswith(forbidden)]
+    assert not wrong, complain(wrong)
+
+
+def test_hydra_stays_in_configuration_sweep_and_entry_points() -> None:
+    wrong = [
+        found
+        for found in ALL_IMPORTS
+        if found.module.split(".")[0] in HYDRA
+        and part_of(found.file) not in {"config", "sweep", "hydra_plugins"}
+        and not is_entry_point(found.file)
+    ]
+    assert not wrong, complain(wrong)
+
+
+def test_mlflow_stays_in_tracking_and_the_query_and_is_imported_when_used() -> None:
+    query = PACKAGE / "report" / "query.py"
+    wrong = [
+        found
+        for found in ALL_IMPORTS
+        if found.module.split(".")[0] == "mlflow"
+        and (found.top_level or (part_of(found.file) != "tracking" and found.file != query))
+    ]
+    assert not wrong, complain(wrong)
+
+
+def test_report_needs_neither_engine_nor_loop() -> None:
+    forbidden = ("grpo_sweeps.engine", "grpo_sweeps.loop")
+    wrong = [found for found in ALL_IMPORTS if part_of(found.file) == "report" and found.module.startswith(forbidden)]
+    assert not wrong, complain(wrong)
+
+
+def test_the_plugin_namespace_stays_open_to_others() -> None:
+    assert not (PLUGINS / "__init__.py").exists(), "an __init__.py here would hide the plugins of other packages"
+
+
+@pytest.mark.parametrize(
+    "module",
+    ["grpo_sweeps", *(f"grpo_sweeps.{name}" for name in ("types", "config", "status", "run", "report.query"))],
+)
+def test_light_modules_load_neither_torch_nor_mlflow(module: str) -> None:
+    heavy = ["torch", "transformers", "datasets", "mlflow"]
+    program = f"import json, sys, {module}; print(json.dumps([name for name in {heavy!r} if name in sys.modules]))"
+    done = subprocess.run([sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stderr
+    assert json.loads(done.stdout) == []
+
+
+def test_help_loads_neither_torch_nor_mlflow(tmp_path: Path) -> None:
+    program = (
+        "import atexit, runpy, sys\n"
+        "sys.argv = ['grpo_sweeps.run', '--help']\n"
+        "def tell(): print('HEAVY', [n for n in ('torch', 'transformers', 'datasets', 'mlflow') if n in sys.modules])\n"
+        "atexit.register(tell)\n"
+        "runpy.run_module('grpo_sweeps.run', run_name='__main__')\n"
+    )
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    done = subprocess.run(
+        [sys.executable, "-c", program], cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=120
+    )
+    assert done.returncode == 0, done.stderr
+    assert "HEAVY []" in done.stdout
+
+
+def text_files() -> list[Path]:
+    folders = ("grpo_sweeps", "hydra_plugins", "conf", "sweeps", "tests", "examples", "docs", "reports", ".ci")
+    suffixes = {".py", ".yaml", ".md", ".toml", ".txt", ".json", ".html", ".csv", ".tex", ""}
+    files = [path for path in ROOT.iterdir() if path.is_file()]
+    files += [path for folder in folders for path in (ROOT / folder).rglob("*") if path.is_file()]
+    return [path for path in files if path.suffix in suffixes and "__pycache__" not in path.parts]
+
+
+def test_no_file_names_a_place_of_one_machine() -> None:
+    words = ["/" + "work/", "/tmp/" + "ven", "/opt/" + "pypi", "/" + "root/", "pypi" + ".org", "python" + "hosted"]
+    wrong = []
+    for path in text_files():
+        text = path.read_text(encoding="utf-8", errors="replace")
+        wrong += [f"{path.relative_to(ROOT)} contains {word}" for word in words if word in text]
+    assert not wrong, "\n".join(wrong)
+
+
+def test_files_are_short() -> None:
+    files = [*source_files(), *(ROOT / "tests").rglob("*.py"), *(ROOT / "examples").rglob("*.py")]
+    lengths = {path: len(path.read_text(encoding="utf-8").splitlines()) for path in files}
+    wrong = [f"{path.relative_to(ROOT)}: {n} lines" for path, n in lengths.items() if n >= MAX_FILE_LINES]
+    assert not wrong, f"{MAX_FILE_LINES} lines or more:\n" + "\n".join(wrong)
+
+
+def code_lines(node: ast.FunctionDef | ast.AsyncFunctionDef) -> int:
+    """Lines from `def` to the end, less the docstring: a definition may be explained at length."""
+    assert node.end_lineno is not None
+    length = node.end_lineno - node.lineno + 1
+    first = node.body[0]
+    if isinstance(first, ast.Expr) and isinstance(first.value, ast.Constant) and isinstance(first.value.value, str):
+        assert first.end_lineno is not None
+        length -= first.end_lineno - first.lineno + 1
+    return length
+
+
+def test_functions_fit_a_screen() -> None:
+    wrong = [
+        f"{path.relative_to(ROOT)}:{node.lineno} {node.name}: {code_lines(node)} lines"
+        for path in source_files()
+        for node in ast.walk(tree_of(path))
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef) and code_lines(node) > MAX_FUNCTION_LINES
+    ]
+    assert not wrong, f"more than {MAX_FUNCTION_LINES} lines:\n" + "\n".join(wrong)

@@ -1,0 +1,230 @@
+"""The local record: what is written comes back, whatever moment the writer dies at."""
+
+from __future__ import annotations
+
+import json
+import math
+import subprocess
+import sys
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow.parquet as pq
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from grpo_sweeps.tracking import journal as journal_module
+from grpo_sweeps.tracking.columns import Columns
+from grpo_sweeps.tracking.local import (
+    LocalRecord,
+    completions_frame,
+    evals_frame,
+    groups_frame,
+    read_completions,
+    read_evals,
+    read_groups,
+    read_metrics,
+)
+from grpo_sweeps.types import Completion, EvalRecord, GroupRecord
+
+
+def group(step: int, prompt: str = "p0", position: int = 0, R: int = 3, measured: bool = True) -> GroupRecord:
+    rng = np.random.default_rng([step, position, R])
+    factor = rng.standard_normal((R, 5)) * 10.0 ** rng.integers(-12, 12, (R, 1))
+    gram = factor @ factor.T
+    floats = [tuple(float(x) for x in row) for row in rng.standard_normal((4, R))]
+    return GroupRecord(
+        step, prompt, R, floats[0], floats[1], floats[2], tuple(range(R)), floats[3], (True,) * R, (False,) * R,
+        rows="loss", gram=gram if measured else None, floor=1e-7,
+        gram_by={"layer.0": gram / 3, "head": gram / 7} if measured else {}, group=position,
+    )  # fmt: skip
+
+
+def completion(step: int, rollout: int = 0, text: str = "#### 3") -> Completion:
+    return Completion(step, "p0", rollout, "2+1?", text, 1.0, 0.5, True, True, 6, False)
+
+
+def same(a: GroupRecord, b: GroupRecord) -> bool:
+    """Equal in every field, Grams bit for bit."""
+
+    def bits(array: Any) -> Any:
+        return None if array is None else (array.dtype.str, array.shape, array.tobytes())
+
+    plain = replace(a, gram=None, gram_by={}) == replace(b, gram=None, gram_by={})
+    parts = {k: bits(v) for k, v in a.gram_by.items()} == {k: bits(v) for k, v in b.gram_by.items()}
+    return plain and parts and bits(a.gram) == bits(b.gram)
+
+
+def assert_groups(run_dir: Path, expected: list[GroupRecord]) -> None:
+    found = read_groups(run_dir)
+    assert [(g.step, g.group) for g in found] == [(g.step, g.group) for g in expected]
+    assert all(same(a, b) for a, b in zip(found, expected, strict=True))
+
+
+def test_groups_come_back_bit_for_bit_from_journal_segments_and_both(tmp_path: Path) -> None:
+    expected = [group(s, f"p{i}", i, R=2 + s % 3, measured=(s + i) % 3 > 0) for s in range(6) for i in range(3)]
+    record = LocalRecord(tmp_path)
+    record.log_groups(expected[:6])
+    assert_groups(tmp_path, expected[:6])
+    record.compact()
+    assert not (tmp_path / "grams" / "journal.jsonl").read_bytes()
+    assert_groups(tmp_path, expected[:6])
+    record.log_groups(expected[6:])
+    assert_groups(tmp_path, expected)
+    record.compact()
+    names = sorted(p.name for p in (tmp_path / "grams").glob("*.parquet"))
+    assert names == ["segment-00000_steps-0000000-0000001.parquet", "segment-00001_steps-0000002-0000005.parquet"]
+    record.close()
+    assert len(list((tmp_path / "grams").glob("*.parquet"))) == 1
+    assert_groups(tmp_path, expected)
+
+
+@given(st.lists(st.floats(width=64), min_size=4, max_size=4), st.booleans())
+@settings(max_examples=60, deadline=None)
+def test_every_float64_survives(values: list[float], compacted: bool) -> None:
+    import tempfile
+
+    gram = np.array(values).reshape(2, 2)
+    sent = replace(group(0, R=2), gram=gram, rewards=tuple(values[:2]), floor=values[2], gram_by={})
+    with tempfile.TemporaryDirectory() as folder:
+        record = LocalRecord(folder)
+        record.log_groups([sent])
+        if compacted:
+            record.compact()
+        (found,) = read_groups(folder)
+        record.close()
+    assert found.gram is not None and found.gram.tobytes() == gram.tobytes()
+    np.testing.assert_array_equal(found.rewards, sent.rewards)  # NaN equals NaN here
+    np.testing.assert_array_equal(found.floor, sent.floor)
+
+
+def test_gram_in_parquet_is_a_list_of_float64(tmp_path: Path) -> None:
+    with LocalRecord(tmp_path) as record:
+        record.log_groups([group(0)])
+    (path,) = (tmp_path / "grams").glob("*.parquet")
+    assert str(pq.read_schema(path).field("gram").type) == "list<element: double>"
+
+
+def test_metrics_merge_lines_of_a_step_and_keep_the_last_value(tmp_path: Path) -> None:
+    with LocalRecord(tmp_path) as record:
+        record.log_metrics(0, {"eval/accuracy": 0.25})
+        record.log_metrics(0, {"reward": np.float32(0.5), "groups": np.int64(3), "flag": True})
+        record.log_metrics(2, {"reward": math.nan, "loss": -math.inf, "big": math.inf})
+        record.log_metrics(1, {"reward": 0.1})
+        record.log_metrics(1, {"reward": 0.1 + 0.2})
+    lines = (tmp_path / "metrics.jsonl").read_text().splitlines()
+    assert len(lines) == 5 and '"NaN"' in lines[2] and '"-Infinity"' in lines[2]
+    frame = read_metrics(tmp_path)
+    assert list(frame["step"]) == [0, 1, 2]
+    assert frame["reward"].tolist()[:2] == [0.5, 0.1 + 0.2] and math.isnan(frame["reward"][2])
+    assert frame["eval/accuracy"][0] == 0.25 and math.isnan(frame["eval/accuracy"][1])
+    assert frame["loss"][2] == -math.inf and frame["big"][2] == math.inf
+    assert frame["groups"][0] == 3.0 and frame["flag"][0] == 1.0
+
+
+@pytest.mark.parametrize("value", ["0.5", None, [1.0], object()])
+def test_a_metric_that_is_no_number_is_refused(tmp_path: Path, value: object) -> None:
+    with LocalRecord(tmp_path) as record, pytest.raises(TypeError, match="reward"):
+        record.log_metrics(0, {"reward": value})
+    assert read_metrics(tmp_path).empty
+
+
+def test_an_empty_folder_reads_as_nothing(tmp_path: Path) -> None:
+    assert read_groups(tmp_path) == [] and read_completions(tmp_path) == [] and read_evals(tmp_path) == []
+    assert list(read_metrics(tmp_path).columns) == ["step", "time"]
+    assert len(groups_frame(tmp_path)) == 0 and "gram" in groups_frame(tmp_path)
+    assert not list(tmp_path.iterdir())
+
+
+def test_frames_hold_what_the_records_hold(tmp_path: Path) -> None:
+    groups = [group(s, R=2, measured=s != 1) for s in range(3)]
+    with LocalRecord(tmp_path) as record:
+        record.log_groups(groups)
+        record.log_completions([completion(0, i, text=f"=cmd|'\n\x00{i} é") for i in range(2)])
+        record.log_evals([EvalRecord(0, "q1", 4, 2, 3, True, False)])
+    frame = groups_frame(tmp_path)
+    assert frame["gram"][0].tobytes() == groups[0].gram.tobytes() and frame["gram"][1] is None  # type: ignore[union-attr]
+    assert frame["rewards"][2] == groups[2].rewards and list(frame["R"]) == [2, 2, 2]
+    assert list(completions_frame(tmp_path)["text"]) == [c.text for c in read_completions(tmp_path)]
+    assert read_completions(tmp_path)[1].text == "=cmd|'\n\x001 é"
+    assert read_evals(tmp_path) == [EvalRecord(0, "q1", 4, 2, 3, True, False)] and evals_frame(tmp_path).shape == (1, 7)
+
+
+def test_the_same_prompt_twice_in_a_step_stays_two_groups(tmp_path: Path) -> None:
+    with LocalRecord(tmp_path) as record:
+        record.log_groups([group(0, "p", 0), group(0, "p", 1)])
+        record.log_completions([replace(completion(0), group=g) for g in (0, 1)])
+    assert [g.group for g in read_groups(tmp_path)] == [0, 1]
+    assert [c.group for c in read_completions(tmp_path)] == [0, 1]
+
+
+@pytest.mark.parametrize(
+    "change", [{"gram": np.zeros((2, 2))}, {"weights": (1.0,)}, {"gram_by": {"x": np.zeros((3, 2))}}]
+)
+def test_a_group_whose_shapes_disagree_is_refused(tmp_path: Path, change: dict[str, Any]) -> None:
+    with LocalRecord(tmp_path) as record, pytest.raises(ValueError, match="R=3"):
+        record.log_groups([replace(group(0), **change)])
+    assert read_groups(tmp_path) == []
+
+
+@dataclass(frozen=True)
+class OldRecord:
+    step: int
+    name: str
+
+
+@dataclass(frozen=True)
+class NewRecord:
+    step: int
+    name: str
+    extra: float = 1.5
+    more: tuple[int, ...] = ()
+
+
+def test_records_written_before_a_field_was_added_are_read_with_its_default(tmp_path: Path) -> None:
+    old = journal_module.Journal(tmp_path, OldRecord, ("step",), ("step",))
+    old.append([OldRecord(0, "a")])
+    old.compact()
+    old.append([OldRecord(1, "b")])
+    old.close()
+    new = journal_module.Journal(tmp_path, NewRecord, ("step",), ("step",))
+    assert new.read() == [NewRecord(0, "a"), NewRecord(1, "b")]
+    new.compact(merge=True)
+    assert new.read() == [NewRecord(0, "a"), NewRecord(1, "b")]
+    new.close()
+
+
+def test_a_field_without_a_stored_form_is_refused_at_once() -> None:
+    @dataclass(frozen=True)
+    class Strange:
+        step: int
+        thing: complex
+
+    with pytest.raises(TypeError, match="thing: complex"):
+        Columns(Strange)
+
+
+def test_journal_lines_are_strict_json(tmp_path: Path) -> None:
+    record = LocalRecord(tmp_path)
+    record.log_groups([replace(group(0, R=2), rewards=(math.nan, math.inf))])
+
+    def refuse(word: str) -> None:
+        raise AssertionError(f"{word} is no JSON")
+
+    for line in (tmp_path / "grams" / "journal.jsonl").read_text().splitlines():
+        json.loads(line, parse_constant=refuse)
+    record.close()
+
+
+def test_the_record_needs_neither_torch_nor_mlflow() -> None:
+    code = (
+        "import sys; sys.modules['torch'] = sys.modules['mlflow'] = None\n"  # importing either would raise
+        "import tempfile; from grpo_sweeps.tracking.local import LocalRecord, read_metrics\n"
+        "d = tempfile.mkdtemp()\n"
+        "with LocalRecord(d) as r: r.log_metrics(0, {'reward': 1.0})\n"
+        "assert len(read_metrics(d)) == 1"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True, cwd=Path(__file__).resolve().parents[3])
