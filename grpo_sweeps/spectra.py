@@ -111,6 +111,21 @@ def eigenvalue_error(gram_RR: ArrayLike, weights_R: ArrayLike | None = None, flo
     This is the stated threshold of the numerical rank: an eigenvalue at or below it is not told from zero.
     """
     gram = weighted_gram(gram_RR, weights_R)
+    return _graded_error(eigenvalues(gram), gram, floor)
+
+
+def centred_values(gram_RR: ArrayLike, floor: ArrayLike = 0.0) -> Array:
+    """Singular values of the rows of `gram_RR` after centring, largest first; those within the floor are 0, (..., R).
+
+    Both bounds of `eigenvalue_error` hold for H M H too, with the lambda_min(A) of M: x' H dM H x = y' dM y, y = H x.
+    """
+    gram = _checked(gram_RR)
+    own = eigenvalues(centred(gram))
+    return truncated(own, _graded_error(own, gram, floor))
+
+
+def _graded_error(own_R: Array, gram: Array, floor: ArrayLike) -> Array:
+    """The bound for eigenvalues `own_R` of C M C', M = `gram` and C the identity or a projection."""
     R = gram.shape[-1]
     relative = np.maximum(np.asarray(floor, dtype=np.float64), ROUNDING_FLOOR)
     # A row of weight zero takes no part; 1 on its diagonal cannot be the least eigenvalue of a unit-diagonal matrix.
@@ -119,8 +134,9 @@ def eigenvalue_error(gram_RR: ArrayLike, weights_R: ArrayLike | None = None, flo
     share = np.divide(R * relative, least, out=np.full(np.shape(least), np.inf), where=least > 0)
     absolute = absolute_error(gram, None, floor)[..., None]
     share = np.where(share < 1, share, np.inf)[..., None]
-    own = eigenvalues(gram)
-    return np.minimum(absolute, np.multiply(own, share, out=np.full(own.shape, np.inf), where=np.isfinite(share)))
+    graded = np.multiply(own_R, share, out=np.full(own_R.shape, np.inf), where=np.isfinite(share))
+    # the eigenvalue solver itself is exact to a part of the largest only
+    return np.maximum(np.minimum(absolute, graded), absolute_error(gram)[..., None])
 
 
 def eigenvalues(gram_RR: ArrayLike, weights_R: ArrayLike | None = None) -> Array:

@@ -11,6 +11,7 @@ from typing import Self, TextIO
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
+LONGEST_NAME = 24  # a run named by many overrides would push the numbers off the screen
 LINE_EVERY_S = 10.0  # plain lines: not more often than this, the first and the last step excepted
 
 
@@ -18,20 +19,21 @@ class RunProgress:
     """Step, reward, effective rank and time left of one run."""
 
     def __init__(self, name: str, total: int, done: int = 0, stream: TextIO | None = None) -> None:
-        self.name, self.total = name, total
+        short = name if len(name) <= LONGEST_NAME else name[: LONGEST_NAME - 1] + "…"
+        self.name, self.total = short, total
         self.stream = stream or sys.stderr
-        self.started, self.first, self.last_line = time.monotonic(), done, 0.0
+        self.first, self.last_line, self.seconds = done, 0.0, 0.0
         self.bar: Progress | None = None
         if self.stream.isatty():
             self.bar = Progress(
-                TextColumn("[bold]{task.description}"),
+                TextColumn("{task.description}", style="bold", markup=False),
                 BarColumn(),
                 MofNCompleteColumn(),
                 TextColumn("{task.fields[numbers]}"),
                 TimeRemainingColumn(),
                 console=Console(file=self.stream),
             )
-            self.task = self.bar.add_task(name, total=total, completed=done, numbers="")
+            self.task = self.bar.add_task(short, total=total, completed=done, numbers="")
 
     def __enter__(self) -> Self:
         if self.bar:
@@ -47,14 +49,14 @@ class RunProgress:
     def step(self, done: int, metrics: Mapping[str, float]) -> None:
         """`done` steps are finished; `metrics` are those of the last one."""
         numbers = _numbers(metrics)
+        self.seconds += metrics.get("step_time", 0.0)  # evaluations, which come seldom, are left out of the pace
         if self.bar:
             self.bar.update(self.task, completed=done, numbers=numbers)
             return
         now = time.monotonic()
         if done in (self.first + 1, self.total) or now - self.last_line >= LINE_EVERY_S:
             self.last_line = now
-            pace = (now - self.started) / max(1, done - self.first)
-            left = pace * (self.total - done)
+            left = self.seconds / max(1, done - self.first) * (self.total - done)
             self._line(f"step {done}/{self.total}  {numbers}  {left:.0f} s left")
 
     def evaluated(self, step: int, metrics: Mapping[str, float]) -> None:

@@ -17,12 +17,13 @@ ALL = "all"
 
 IGNORED = {
     "R", "seed", "sweep", "runs_dir", "rollout.batch", "trainer.steps", "trainer.device", "trainer.micro_batch",
-    "trainer.checkpoint_every", "trainer.keep_checkpoints", "analysis.check_every", "analysis.keep_completions_every",
+    "trainer.checkpoint_every", "trainer.keep_checkpoints", "trainer.eval_every", "trainer.eval_problems",
+    "trainer.eval_samples", "analysis.check_every", "analysis.keep_completions_every",
 }  # fmt: skip
 IGNORED_GROUPS = ("tracking.",)
 MAY_FOLLOW_R = ("trainer.", "rollout.")
 REPRESENTATIVES = {
-    "model": "model.name", "task": "task.name", "reward": "reward.target", "estimator": "estimator.target",
+    "model": "model.name", "task": "task.name", "reward": "reward._target_", "estimator": "estimator._target_",
 }  # fmt: skip
 ABSENT = "(not set)"
 
@@ -88,11 +89,12 @@ def _without_implied(varying: list[str], columns: Mapping[str, Sequence[str]]) -
 
 
 def _short_names(keys: Sequence[str]) -> dict[str, str]:
-    """`reward.target` -> reward, `trainer.lr` -> lr; the whole key where that would name two."""
+    """`reward._target_` -> reward, `trainer.lr` -> lr; the whole key where that would name two."""
     short = {key: key.split(".")[0] if key in REPRESENTATIVES.values() else key.rsplit(".", 1)[-1] for key in keys}
     names = list(short.values())
     return {key: name if names.count(name) == 1 else key for key, name in short.items()}
 
 
 def _short_value(key: str, value: str) -> str:
-    return value.rsplit(".", 1)[-1] if key.endswith(".target") else value
+    """The last two parts of a dotted path: strict and flexible matching are functions of one module."""
+    return ".".join(value.split(".")[-2:]) if key.endswith("._target_") else value

@@ -85,11 +85,11 @@ def _spectral(records: Sequence[GroupRecord], scores: bool) -> dict[str, Array]:
     floor_N = np.array([r.floor for r in records])
     values = {"": spectra.singular_values(gram_NRR, weights_NR, floor_N)}
     error_N = spectra.absolute_error(gram_NRR, weights_NR, floor_N)
-    centred = _centred_values(spectra.weighted_gram(gram_NRR, weights_NR), error_N)
+    centred = spectra.centred_values(spectra.weighted_gram(gram_NRR, weights_NR), floor_N)
     values |= {"unit_": spectra.singular_values(spectra.unit_rows(gram_NRR), None, floor_N), "centred_": centred}
     if scores:
         values["scores_"] = spectra.singular_values(gram_NRR, None, floor_N)
-        values["scores_centred_"] = _centred_values(gram_NRR, spectra.absolute_error(gram_NRR, None, floor_N))
+        values["scores_centred_"] = spectra.centred_values(gram_NRR, floor_N)
     columns: dict[str, Array] = {}
     for prefix in MATRICES:
         for name, quantity in QUANTITIES.items():
@@ -111,12 +111,6 @@ _SPECTRAL = (
     "resolution", "top2_fraction", "null_effective_rank", "null_closed_form", "null_measured_norms", "null_gaussian",
     *CONTROLS,
 )  # fmt: skip
-
-
-def _centred_values(gram_NRR: Array, error_N: Array) -> Array:
-    """Singular values after centring, with the error bound of the matrix before it (centring is a projection)."""
-    e_NR = spectra.eigenvalues(spectra.centred(gram_NRR))
-    return spectra.truncated(e_NR, error_N[..., None])
 
 
 def _nulls(records: Sequence[GroupRecord], gram_NRR: Array, weights_NR: Array, scores: bool) -> dict[str, Array]:

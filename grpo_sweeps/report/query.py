@@ -176,8 +176,8 @@ def _runs_frame(
                 "total": status.total, "error": status.error, "commit": status.commit, "dirty": status.dirty,
                 "started": status.started, "ended": status.ended, "command": status.command,
                 "model": _get(config, "model.name"), "model_path": _get(config, "model.path"),
-                "task": _get(config, "task.name"), "reward": _get(config, "reward.target"),
-                "estimator": _get(config, "estimator.target"), "aggregation": config.get("aggregation"),
+                "task": _get(config, "task.name"), "reward": _get(config, "reward._target_"),
+                "estimator": _get(config, "estimator._target_"), "aggregation": config.get("aggregation"),
                 "prompts": _get(config, "trainer.prompts"), "path": str(path / run),
             }
         )  # fmt: skip

@@ -16,6 +16,7 @@ from grpo_sweeps.intervals import Interval, mean_interval, paired_difference
 from grpo_sweeps.report.measure import MATRICES, QUANTITIES
 from grpo_sweeps.report.query import Sweep
 
+FLEXIBLE_REWARD = "grpo_sweeps.rewards.exact_match.flexible"
 NULLS = ("null_effective_rank", "null_closed_form", "null_measured_norms", "null_gaussian")
 
 
@@ -87,8 +88,9 @@ def pooled_difference(groups: pd.DataFrame, alpha: float = 0.05) -> Interval:
 def accuracies(sweep: Sweep, arm: str, R: int) -> dict[str, object]:
     """Held-out accuracy at each run's last evaluation and its paired gain over the first, with intervals.
 
-    Sampled at temperature 1 and greedy, strict parsing; the problems before and after are the same, so the gain is
-    the mean of per-problem differences, clustered by problem and seed. Empty values where a sweep was not evaluated.
+    Sampled at temperature 1 and greedy, by the parsing of `scored_evals`; the problems before and after are the same,
+    so the gain is the mean of per-problem differences, clustered by problem and seed. Empty values where a sweep was
+    not evaluated.
     """
     ends = first_and_last(sweep, arm, R)
     row: dict[str, object] = {"evaluated_problems": ends["problem_id"].nunique(), "eval_samples": ends["samples"].max()}
@@ -117,13 +119,17 @@ def first_and_last(sweep: Sweep, arm: str, R: int) -> pd.DataFrame:
 
 
 def scored_evals(sweep: Sweep) -> pd.DataFrame:
-    """`evals` with `sampled` (share of strictly correct samples; NaN without samples) and `greedy` (0 or 1)."""
-    evals = sweep.evals.reindex(
-        columns=["run", "arm", "R", "seed", "step", "problem_id", "samples", "strict", "greedy_strict"]
-    ).copy()
+    """`evals` with `sampled` (share of correct samples; NaN without samples) and `greedy` (0 or 1).
+
+    A run that is rewarded for the flexible parsing is scored by it, every other run by the strict one.
+    """
+    names = ["strict", "flexible", "greedy_strict", "greedy_flexible"]
+    evals = sweep.evals.reindex(columns=["run", "arm", "R", "seed", "step", "problem_id", "samples", *names]).copy()
+    flexible = evals["run"].isin(sweep.runs.loc[sweep.runs["reward"] == FLEXIBLE_REWARD, "run"])
     samples = evals["samples"].astype(float)
-    evals["sampled"] = evals["strict"].astype(float) / samples.where(samples > 0)
-    evals["greedy"] = evals["greedy_strict"].astype(float)
+    correct = evals["flexible"].where(flexible, evals["strict"]).astype(float)
+    evals["sampled"] = correct / samples.where(samples > 0)
+    evals["greedy"] = evals["greedy_flexible"].where(flexible, evals["greedy_strict"]).astype(float)
     return evals
 
 

@@ -12,7 +12,9 @@ from hypothesis import strategies as st
 
 from grpo_sweeps import spectra
 from grpo_sweeps.spectra import (
+    absolute_error,
     centred,
+    centred_values,
     effective_rank,
     eigenvalue_error,
     entropy_rank,
@@ -164,6 +166,20 @@ def test_no_eigenvalue_moves_by_more_than_its_error(seed, R, floor):
     moved = gram + floor * np.outer(norms, norms) * (noise + np.triu(noise, 1).T)
     before, after = (np.linalg.eigvalsh(weighted_gram(g, weights))[::-1] for g in (gram, moved))
     assert np.all(np.abs(after - before) <= eigenvalue_error(gram, weights, floor) * (1 + 1e-9))
+
+
+@given(SEEDS, st.integers(2, 8), st.sampled_from([1e-4, 1e-2, 0.03]))
+@settings(deadline=None, max_examples=40)
+def test_centring_keeps_the_bounds(seed, R, floor):
+    gram, _ = random_gram(seed, R, 40)
+    rng = np.random.default_rng(seed + 1)
+    weighted = weighted_gram(gram, 10.0 ** rng.uniform(-3, 0, R))
+    norms = np.sqrt(np.diag(weighted))
+    noise = np.triu(rng.choice([-1.0, 1.0], (R, R)))
+    moved = weighted + floor * np.outer(norms, norms) * (noise + np.triu(noise, 1).T)
+    exact, kept = (np.linalg.eigvalsh(centred(weighted))[::-1], centred_values(moved, floor))
+    assert numerical_rank(kept) <= R - 1
+    assert np.all(exact[kept == 0][1:] <= 2 * absolute_error(weighted, None, floor))
 
 
 def test_a_lone_correct_rollout_keeps_its_rank_in_bfloat16():

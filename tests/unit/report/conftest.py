@@ -61,8 +61,8 @@ def config_of(R: int, seed: int, sweep: str, changes: dict[str, Any]) -> dict[st
     config: dict[str, Any] = {
         "R": R, "seed": seed, "sweep": sweep, "aggregation": "sum", "runs_dir": "runs",
         "model": {"name": "tiny", "path": "embedded"}, "task": {"name": "arithmetic"},
-        "reward": {"target": "grpo_sweeps.rewards.exact_match.strict", "kwargs": {}},
-        "estimator": {"target": "grpo_sweeps.estimators.group.grpo", "kwargs": {}},
+        "reward": {"_target_": "grpo_sweeps.rewards.exact_match.strict"},
+        "estimator": {"_target_": "grpo_sweeps.estimators.group.grpo"},
         "rollout": {"temperature": 1.0}, "trainer": {"steps": 20, "prompts": 4, "lr": 1e-3, "micro_batch": 4 * R},
         "tracking": {"kind": "local"},
     }  # fmt: skip

@@ -95,7 +95,7 @@ def test_a_queued_run_without_status_is_listed(paper_copy):
 
 def base(R, seed, **changes):
     config = {
-        "R": R, "seed": seed, "reward": {"target": "pkg.exact_match", "kwargs": {}},
+        "R": R, "seed": seed, "reward": {"_target_": "pkg.exact_match"},
         "model": {"name": "tiny", "path": "a"},
         "trainer": {"lr": 0.1, "steps": 10, "micro_batch": R}, "tracking": {"kind": "local"},
     }  # fmt: skip
@@ -111,11 +111,11 @@ def test_R_seed_and_what_cannot_change_a_result_make_no_arms():
 
 
 def test_arms_are_named_by_what_varies():
-    configs = [base(R, 0, reward__target=f"pkg.{name}", trainer__lr=lr)
+    configs = [base(R, 0, reward___target_=f"pkg.{name}", trainer__lr=lr)
                for R in (2, 4) for name in ("exact_match", "bernoulli") for lr in (0.1, 0)]  # fmt: skip
     arms = find_arms(configs)
-    assert arms.varies == ("reward.target", "trainer.lr")
-    assert arms.labels[:2] == ("reward=exact_match, lr=0.1", "reward=exact_match, lr=0")
+    assert arms.varies == ("reward._target_", "trainer.lr")
+    assert arms.labels[:2] == ("reward=pkg.exact_match, lr=0.1", "reward=pkg.exact_match, lr=0")
     assert len(set(arms.labels)) == 4
 
 

@@ -66,7 +66,7 @@ def hostile(write, tmp_path_factory):
         for reward in ("exact_match.strict", "=cmd|<b>evil</b>"):
             bad = {"state": "failed", "error": f"out of memory\n{HOSTILE}", "step": 3}
             write(
-                tmp_path / "runs", "two", R, 0, steps=8, text=HOSTILE, config={"reward.target": reward},
+                tmp_path / "runs", "two", R, 0, steps=8, text=HOSTILE, config={"reward._target_": reward},
                 status=bad if R == 4 else {"command": "run tracking.uri=http://u:secret@h"}, prompt_id=HOSTILE,
             )  # fmt: skip
     out, _ = build("two", tmp_path / "runs", tmp_path / "out", ["python", "-m", "grpo_sweeps.report"])
