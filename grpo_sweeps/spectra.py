@@ -93,6 +93,21 @@ def unit_rows(gram_RR: ArrayLike) -> Array:
     return weighted_gram(gram, scale_R)
 
 
+def distinct_rows(gram_RR: ArrayLike, floor: ArrayLike = 0.0) -> Any:
+    """Number of rows that are not parallel to an earlier row, |cos| >= 1 - max(floor, 1e-9). Shape (..., R, R) -> (...).
+
+    Two rollouts of the same text have the same score: their rows are parallel, and bound the rank whatever the weights.
+
+    >>> distinct_rows([[1.0, 1.0, 0.0], [1.0, 1.0, 0.0], [0.0, 0.0, 1.0]])
+    2
+    """
+    cosines = np.abs(unit_rows(gram_RR))
+    limit = 1.0 - np.maximum(np.asarray(floor, dtype=np.float64), 1e-9)
+    repeats = np.tril(cosines >= limit[..., None, None], -1).any(axis=-1)
+    count = (~repeats).sum(axis=-1)
+    return count if np.ndim(count) else int(count)
+
+
 def absolute_error(gram_RR: ArrayLike, weights_R: ArrayLike | None = None, floor: ArrayLike = 0.0) -> Array:
     """Weyl's bound on the error of every eigenvalue of H = diag(w) K diag(w): max(floor, 2^-46) * tr H, shape (...).
 

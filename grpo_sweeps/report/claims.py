@@ -95,8 +95,17 @@ def _c7(arm: str, groups: dict[int, pd.DataFrame], alpha: float) -> Claim:
         "The zero sum binds the advantages, not the rows: R rows of non-zero weight can have rank R. Only centring the "
         "rows brings the bound R - 1.",
         "A theorem that says 'at most' falls to a counterexample from any model.",
+        *(_repeats(R, g) for R, g in groups.items() if len(g)),
     )
     return Claim("C7", arm, SAYS["C7"], all_of([f.verdict for f in findings]), findings, remarks)
+
+
+def _repeats(R: int, groups: pd.DataFrame) -> str:
+    """Rollouts of the same text have parallel rows, which lower the rank for a reason of their own."""
+    different = groups[groups["distinct"] == R]
+    above = (different["numerical_rank"] > R - 1).mean() if len(different) else math.nan
+    tail = f"of those, {above:.0%} have a rank above {R - 1}" if len(different) else "so the rank says little here"
+    return f"R = {R}: in {len(different)} of {len(groups)} groups no two rows are parallel (no text came twice); {tail}."
 
 
 def _c7_at(R: int, groups: pd.DataFrame, alpha: float) -> Finding:

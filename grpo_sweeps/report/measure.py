@@ -101,6 +101,7 @@ def _spectral(records: Sequence[GroupRecord], scores: bool) -> dict[str, Array]:
     largest = np.square(values[""][..., 0])
     columns["resolution"] = np.divide(error_N, largest, out=np.full(len(records), np.inf), where=largest > 0)
     columns["top2_fraction"] = np.asarray(spectra.top_fraction(values[""], 2))
+    columns["distinct"] = np.asarray(spectra.distinct_rows(gram_NRR, floor_N), dtype=float)
     columns |= _nulls(records, gram_NRR, recorded_NR, scores)
     return columns | _controls(records, gram_NRR, recorded_NR, floor_N, scores)
 
@@ -108,7 +109,7 @@ def _spectral(records: Sequence[GroupRecord], scores: bool) -> dict[str, Array]:
 _SPECTRAL = (
     *(prefix + name for prefix in MATRICES for name in QUANTITIES),
     "effective_rank_floor_low", "effective_rank_floor_high", "entropy_rank_floor_low", "entropy_rank_floor_high",
-    "resolution", "top2_fraction", "null_effective_rank", "null_closed_form", "null_measured_norms", "null_gaussian",
+    "resolution", "top2_fraction", "distinct", "null_effective_rank", "null_closed_form", "null_measured_norms", "null_gaussian",
     *CONTROLS,
 )  # fmt: skip
 
