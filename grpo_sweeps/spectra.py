@@ -94,18 +94,35 @@ def unit_rows(gram_RR: ArrayLike) -> Array:
 
 
 def distinct_rows(gram_RR: ArrayLike, floor: ArrayLike = 0.0) -> Any:
-    """Number of rows that are not parallel to an earlier row, |cos| >= 1 - max(floor, 1e-9). Shape (..., R, R) -> (...).
+    """Number of rows not parallel to an earlier row, |cos| >= 1 - max(floor, 1e-9). Shape (..., R, R) -> (...).
 
     Two rollouts of the same text have the same score: their rows are parallel, and bound the rank whatever the weights.
 
     >>> distinct_rows([[1.0, 1.0, 0.0], [1.0, 1.0, 0.0], [0.0, 0.0, 1.0]])
     2
     """
-    cosines = np.abs(unit_rows(gram_RR))
-    limit = 1.0 - np.maximum(np.asarray(floor, dtype=np.float64), 1e-9)
-    repeats = np.tril(cosines >= limit[..., None, None], -1).any(axis=-1)
-    count = (~repeats).sum(axis=-1)
+    parallel = _parallel(gram_RR, floor)
+    count = (~np.tril(parallel, -1).any(axis=-1)).sum(axis=-1)
     return count if np.ndim(count) else int(count)
+
+
+def null_distinct(gram_RR: ArrayLike, weights_R: ArrayLike, floor: ArrayLike = 0.0) -> Any:
+    """Effective rank of orthogonal scores of equal norm where parallel rows count as one: s_u^2 = sum over them of w^2.
+
+    What is left between this null and the measured value is structure in the scores of different texts.
+
+    >>> round(null_distinct([[1.0, 1.0, 0.0], [1.0, 1.0, 0.0], [0.0, 0.0, 1.0]], [0.5, 0.5, -0.5 * 2**0.5]), 12)
+    2.0
+    """
+    parallel = _parallel(gram_RR, floor)
+    first = ~np.tril(parallel, -1).any(axis=-1)
+    energy_R = (parallel * np.asarray(weights_R, dtype=np.float64)[..., None, :] ** 2).sum(axis=-1)
+    return effective_rank(np.sqrt(np.where(first, energy_R, 0.0)))
+
+
+def _parallel(gram_RR: ArrayLike, floor: ArrayLike) -> NDArray[np.bool_]:
+    limit = 1.0 - np.maximum(np.asarray(floor, dtype=np.float64), 1e-9)
+    return np.asarray(np.abs(unit_rows(gram_RR)) >= limit[..., None, None])
 
 
 def absolute_error(gram_RR: ArrayLike, weights_R: ArrayLike | None = None, floor: ArrayLike = 0.0) -> Array:

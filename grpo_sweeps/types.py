@@ -124,7 +124,7 @@ class GroupRecord:
 
 @dataclass(frozen=True, slots=True)
 class EvalRecord:
-    """One held-out problem at one evaluation: correct answers among `samples` at temperature 1, and the greedy
+    """One held-out problem at one evaluation: correct answers among `samples` drawn as in training, and the greedy
     verdict."""
 
     step: int

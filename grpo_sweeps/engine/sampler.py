@@ -108,7 +108,7 @@ class _Batch:
         self.lengths = [limit] * B
         self.stopped = [False] * B
         self.alive = torch.arange(B, device=device)
-        self.ending_ids = torch.tensor(policy.eos_ids, device=device)
+        self.ending_ids = torch.tensor([*policy.eos_ids, *_special_stops(policy.tokenizer, self.stop)], device=device)
         self.watch = _ids_with_last_character(policy.tokenizer, self.stop)
 
     def run(self) -> list[Rollout]:
@@ -203,4 +203,11 @@ def _ids_with_last_character(tokenizer: object, stop: tuple[str, ...]) -> frozen
         return frozenset()
     size = len(tokenizer)  # type: ignore[arg-type]
     pieces = tokenizer.batch_decode([[i] for i in range(size)])  # type: ignore[attr-defined]
-    return frozenset(i for i, piece in enumerate(pieces) if last & set(piece))
+    # U+FFFD: a token that holds part of a character of several bytes, which a later token completes
+    return frozenset(i for i, piece in enumerate(pieces) if (last | {"\ufffd"}) & set(piece) or not piece)
+
+
+def _special_stops(tokenizer: Any, stop: tuple[str, ...]) -> list[int]:
+    """Stop strings that are special tokens: they end a rollout by their id, since decoding leaves them out."""
+    special = set(getattr(tokenizer, "all_special_tokens", ()))
+    return [int(tokenizer.convert_tokens_to_ids(text)) for text in stop if text in special]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import random
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 import torch
@@ -18,6 +18,13 @@ from grpo_sweeps.functions import load_function
 from grpo_sweeps.types import ConfigError, EstimatorFunction, Problem, RewardFunction, TaskData
 
 
+@dataclass
+class Precision:
+    """The Gram's measured precision floor: set before step 0, kept in checkpoints; 0 until then."""
+
+    floor: float = 0.0
+
+
 @dataclass(frozen=True)
 class Setup:
     """What a step works on. `gram` is None when nothing is measured (analysis.every = 0)."""
@@ -29,6 +36,7 @@ class Setup:
     data: TaskData
     reward: RewardFunction
     estimator: EstimatorFunction
+    precision: Precision = field(default_factory=Precision)
 
     def problems(self, step: int) -> list[Problem]:
         """The step's prompts: a walk through a fresh permutation of the training problems in each epoch.

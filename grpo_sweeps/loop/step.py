@@ -18,14 +18,15 @@ backward
 
 from __future__ import annotations
 
+import logging
 from dataclasses import dataclass
 
 import numpy as np
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from grpo_sweeps.engine.batch import collate
-from grpo_sweeps.engine.gram import verify_against_autograd
+from grpo_sweeps.engine.gram import measured_floor, verify_against_autograd
 from grpo_sweeps.engine.head import completion_log_probs
 from grpo_sweeps.engine.optim import learning_rate
 from grpo_sweeps.engine.sampler import Rollout, row_seed, sample
@@ -34,6 +35,8 @@ from grpo_sweeps.loop.metrics import StepTimes, step_metrics
 from grpo_sweeps.loop.setup import Setup, micro_batch_groups
 from grpo_sweeps.rewards.parsing import verdict
 from grpo_sweeps.types import Completion, GroupRecord, Problem, Verdict
+
+log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -154,10 +157,9 @@ def _measured_backward(setup: Setup, rated: Rated, groups: list[int], check: boo
         m.check()
     sums_GR = row_sums.detach().double().cpu().numpy().reshape(len(groups), R)
     parts = {} if by == "whole" else m.matrices(by="layer" if by == "layer" else "parameter")
+    floor = max(m.floor, setup.precision.floor)
     return [
-        Measured(
-            sums_GR[j], gram.cpu().numpy(), m.floor, {name: grams[j].cpu().numpy() for name, grams in parts.items()}
-        )
+        Measured(sums_GR[j], gram.cpu().numpy(), floor, {name: grams[j].cpu().numpy() for name, grams in parts.items()})
         for j, gram in enumerate(m.matrices())
     ]
 
@@ -170,12 +172,12 @@ def _plain_backward(setup: Setup, rated: Rated, groups: list[int]) -> list[Measu
     return [Measured(sums_R) for sums_R in sums_GR]
 
 
-def _row_sums(setup: Setup, rated: Rated, groups: list[int]) -> Tensor:
-    """(B,) log-probabilities of the groups' rollouts, each from its own row alone."""
+def _row_sums(setup: Setup, rated: Rated, groups: list[int], model: nn.Module | None = None) -> Tensor:
+    """(B,) log-probabilities of the groups' rollouts, each from its own row alone, under the policy or `model`."""
     rollouts = [o for g in groups for o in rated.rollouts[rated.rows(g)]]
     batch = collate(rollouts, setup.policy.pad_id, setup.policy.device)
     logprobs_BT = completion_log_probs(
-        setup.policy.model,
+        model or setup.policy.model,
         batch.input_ids_BT,
         batch.attention_mask_BT,
         batch.completion_mask_BT,
@@ -185,7 +187,7 @@ def _row_sums(setup: Setup, rated: Rated, groups: list[int]) -> Tensor:
 
 
 def _verify(setup: Setup, rated: Rated) -> None:
-    """Once a run: the measured gradient equals ordinary autograd's on the first micro-batch, for every parameter."""
+    """Once a run, on its first micro-batch: the measured gradient is autograd's; then the Gram's floor."""
     assert setup.gram is not None
     R = rated.rewards_GR.shape[1]
     groups = list(range(min(micro_batch_groups(setup.config), len(rated.problems))))
@@ -196,6 +198,12 @@ def _verify(setup: Setup, rated: Rated) -> None:
     verify_against_autograd(
         setup.policy.model, setup.gram, lambda: _row_sums(setup, rated, groups), [R] * len(groups), weights
     )
+    try:
+        setup.precision.floor = measured_floor(
+            setup.policy.model, lambda model: _row_sums(setup, rated, groups, model), [R] * len(groups)
+        )
+    except torch.OutOfMemoryError:
+        log.warning("no memory for a copy of the model in a wider dtype: the Gram's floor is the dtype's, not measured")
 
 
 def _record(rated: Rated, measured: dict[int, Measured], step: int, g: int) -> GroupRecord:

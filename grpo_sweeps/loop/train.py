@@ -45,10 +45,9 @@ def train(config: RunConfig, run_dir: Path, heartbeat: Heartbeat | None = None, 
             if _evaluation_due(config, step):
                 _evaluate(setup, record, progress, step)
             result = training_step(setup, step)
-            used = (step + 1) * config.trainer.prompts * config.R
             record.log_groups(result.groups)
             record.log_completions(result.completions)
-            record.log_metrics(step, {**result.metrics, "rollouts": float(used)})
+            record.log_metrics(step, {**result.metrics, "rollouts": _rollouts_before(config, step)})
             progress.step(step + 1, result.metrics)
             if heartbeat:
                 heartbeat(step + 1, total, result.metrics)
@@ -57,6 +56,11 @@ def train(config: RunConfig, run_dir: Path, heartbeat: Heartbeat | None = None, 
         if config.trainer.eval_every:
             _evaluate(setup, record, progress, total)
         record.compact()
+
+
+def _rollouts_before(config: RunConfig, step: int) -> float:
+    """Rollouts used in training before `step`: the same in the step's own line and in an evaluation before it."""
+    return float(step * config.trainer.prompts * config.R)
 
 
 def _evaluation_due(config: RunConfig, step: int) -> bool:
@@ -71,15 +75,14 @@ def _checkpoint_due(config: RunConfig, done: int) -> bool:
 
 def _evaluate(setup: Setup, record: LocalRecord, progress: RunProgress, step: int) -> None:
     metrics, records = evaluate(setup, step)
-    used = step * setup.config.trainer.prompts * setup.config.R
     record.log_evals(records)
-    record.log_metrics(step, {**metrics, "rollouts": float(used)})
+    record.log_metrics(step, {**metrics, "rollouts": _rollouts_before(setup.config, step)})
     progress.evaluated(step, metrics)
 
 
 def _save(setup: Setup, record: LocalRecord, run_dir: Path, done: int) -> None:
     record.compact()
-    state = {"model": _trainable(setup), "optimizer": setup.optimizer.state_dict()}
+    state = {"model": _trainable(setup), "optimizer": setup.optimizer.state_dict(), "floor": setup.precision.floor}
     checkpoint.save(run_dir / "checkpoints", done, state, keep=setup.config.trainer.keep_checkpoints)
 
 
@@ -98,4 +101,5 @@ def _resume(setup: Setup, run_dir: Path) -> int:
     for name, saved in found.state["model"].items():
         parameters[name].copy_(saved)
     setup.optimizer.load_state_dict(found.state["optimizer"])
+    setup.precision.floor = found.state["floor"]
     return found.step

@@ -19,7 +19,7 @@ from grpo_sweeps.tracking.atomic import write_bytes
 CAPTION = (
     "Mean over mixed groups of the per-group value, with 95% intervals clustered by prompt and seed. Paper: Table 1 of "
     "arXiv 2606.29238. Null: effective rank of orthogonal scores of equal norm. Accuracy: held-out problems, sampled "
-    "at temperature 1; gain: last less first evaluation, paired by problem."
+    "as in training; gain: last less first evaluation, paired by problem."
 )
 
 

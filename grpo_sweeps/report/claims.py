@@ -105,18 +105,23 @@ def _repeats(R: int, groups: pd.DataFrame) -> str:
     different = groups[groups["distinct"] == R]
     above = (different["numerical_rank"] > R - 1).mean() if len(different) else math.nan
     tail = f"of those, {above:.0%} have a rank above {R - 1}" if len(different) else "so the rank says little here"
-    return f"R = {R}: in {len(different)} of {len(groups)} groups no two rows are parallel (no text came twice); {tail}."
+    count = f"{len(different)} of {len(groups)}"
+    return f"R = {R}: in {count} groups no two rows are parallel (no text came twice); {tail}."
 
 
 def _c7_at(R: int, groups: pd.DataFrame, alpha: float) -> Finding:
     share = share_interval(groups["numerical_rank"] > R - 1, groups["prompt_id"], groups["seed"], alpha=alpha)
     verdict = judge(share, 0.0, rules.TOLERATED_SHARE, len(groups))
+    witnesses = int((groups["numerical_rank"] > R - 1).sum())
+    if witnesses >= rules.WITNESSES and len(groups) >= rules.MIN_GROUPS:
+        verdict = rules.CONTRADICTED
     blurred = float((groups["resolution"] > rules.RESOLUTION).mean()) if len(groups) else math.nan
     if verdict == HOLDS and blurred > rules.TOLERATED_SHARE:
         verdict = UNDECIDED  # a low rank seen through a coarse floor is no low rank
     measured = (
-        f"rank above {R - 1} in {with_interval(share.mean, share.low, share.high)} of the groups; mean rank "
-        f"{groups['numerical_rank'].mean():.2f}, after centring the rows {groups['centred_numerical_rank'].mean():.2f}"
+        f"rank above {R - 1} in {witnesses} groups, {with_interval(share.mean, share.low, share.high)} of them; "
+        f"mean rank {groups['numerical_rank'].mean():.2f}, after centring the rows "
+        f"{groups['centred_numerical_rank'].mean():.2f}"
         if len(groups)
         else "nothing measured"
     )
@@ -127,7 +132,7 @@ def _c7_at(R: int, groups: pd.DataFrame, alpha: float) -> Finding:
 def _c8(arm: str, groups: dict[int, pd.DataFrame], alpha: float, scope: tuple[str, ...]) -> Claim:
     findings = tuple(_c8_at(R, g, alpha) for R, g in groups.items())
     verdict = all_of([f.verdict for f in findings])
-    remarks = [*scope]
+    remarks = [*scope, *(_distinct_rank(R, g) for R, g in groups.items() if len(g))]
     controls = control_changes(pd.concat(groups.values()) if groups else pd.DataFrame())
     if controls is None:
         remarks.append("Exact negative controls: none could be computed (the records hold no Gram of the scores).")
@@ -154,7 +159,20 @@ def control_changes(groups: pd.DataFrame) -> dict[str, float] | None:
 
 
 def _in_words(controls: dict[str, float]) -> str:
-    return ", ".join(f"{name} {value:.0e}" for name, value in controls.items())
+    return ", ".join(f"{name} {value:.0e}" if value else f"{name} 0" for name, value in controls.items())
+
+
+def _distinct_rank(R: int, groups: pd.DataFrame) -> str:
+    """The effective rank where repeated texts play no part, beside its null: a subset, with its own mix of k."""
+    different = groups[groups["distinct"] == R]
+    if not len(different):
+        return f"R = {R}: every group holds some text twice, so its effective rank is partly a count of texts."
+    rank = different["effective_rank"].astype(float).mean()
+    null = different["null_effective_rank"].astype(float).mean()
+    return (
+        f"R = {R}: {groups['distinct'].mean():.2f} different texts a group on average; in the {len(different)} groups "
+        f"without a repeat the effective rank is {rank:.2f}, orthogonal scores {null:.2f}."
+    )
 
 
 def _c8_at(R: int, groups: pd.DataFrame, alpha: float) -> Finding:
@@ -166,6 +184,8 @@ def _c8_at(R: int, groups: pd.DataFrame, alpha: float) -> Finding:
         f"orthogonal scores {groups['null_effective_rank'].mean():.2f}, measured minus null "
         f"{with_interval(difference.mean, difference.low, difference.high)}"
     )
+    if groups["null_distinct"].notna().any():
+        null += f"; equal texts counted once {groups['null_distinct'].mean():.2f}"
     if groups["null_gaussian"].notna().any():
         null += f"; Gaussian scores with each group's own spectrum {groups['null_gaussian'].mean():.2f}"
     verdict = judge(rank, ABOUT_TWO - MARGIN, ABOUT_TWO + MARGIN, len(groups))

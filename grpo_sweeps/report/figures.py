@@ -136,7 +136,7 @@ def _accuracy(sweep: Sweep) -> Plot:
             title = ", ".join(t for t in (_arm_title(sweep, arm), f"by {label}") if t)
             panels.append(Panel(title, _alt(f"held-out accuracy by {label}", arm, curves), draw))
     caption = (
-        "Held-out accuracy (strict parsing, or flexible where that is the reward; sampled at temperature 1 where "
+        "Held-out accuracy (strict parsing, or flexible where that is the reward; sampled as in training where "
         "samples were drawn, else greedy) by "
         "training step and by rollouts used in training. Bands: 95% intervals clustered by problem and seed. A larger "
         "R uses more rollouts a step, so the two panels rank the R differently."

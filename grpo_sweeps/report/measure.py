@@ -102,19 +102,22 @@ def _spectral(records: Sequence[GroupRecord], scores: bool) -> dict[str, Array]:
     columns["resolution"] = np.divide(error_N, largest, out=np.full(len(records), np.inf), where=largest > 0)
     columns["top2_fraction"] = np.asarray(spectra.top_fraction(values[""], 2))
     columns["distinct"] = np.asarray(spectra.distinct_rows(gram_NRR, floor_N), dtype=float)
-    columns |= _nulls(records, gram_NRR, recorded_NR, scores)
+    columns |= _nulls(records, gram_NRR, recorded_NR, floor_N, scores)
     return columns | _controls(records, gram_NRR, recorded_NR, floor_N, scores)
 
 
 _SPECTRAL = (
     *(prefix + name for prefix in MATRICES for name in QUANTITIES),
     "effective_rank_floor_low", "effective_rank_floor_high", "entropy_rank_floor_low", "entropy_rank_floor_high",
-    "resolution", "top2_fraction", "distinct", "null_effective_rank", "null_closed_form", "null_measured_norms", "null_gaussian",
+    "resolution", "top2_fraction", "distinct", "null_distinct", "null_effective_rank", "null_closed_form",
+    "null_measured_norms", "null_gaussian",
     *CONTROLS,
 )  # fmt: skip
 
 
-def _nulls(records: Sequence[GroupRecord], gram_NRR: Array, weights_NR: Array, scores: bool) -> dict[str, Array]:
+def _nulls(
+    records: Sequence[GroupRecord], gram_NRR: Array, weights_NR: Array, floor_N: Array, scores: bool
+) -> dict[str, Array]:
     """Effective rank without structure in the scores; see `spectra` for each null."""
     k_N = np.array([sum(r.rewards) if _binary(r) else np.nan for r in records])
     missing = np.full(len(records), np.nan)
@@ -122,6 +125,7 @@ def _nulls(records: Sequence[GroupRecord], gram_NRR: Array, weights_NR: Array, s
     return {
         "null_effective_rank": np.asarray(spectra.null_orthogonal(weights_NR)),
         "null_closed_form": np.asarray(spectra.null_effective_rank(k_N, gram_NRR.shape[-1])),
+        "null_distinct": np.asarray(spectra.null_distinct(gram_NRR, weights_NR, floor_N)) if scores else missing,
         "null_measured_norms": np.asarray(spectra.null_measured_norms(gram_NRR, weights_NR)) if scores else missing,
         "null_gaussian": spectra.null_gaussian(gram_NRR, weights_NR, rng) if scores else missing,
     }

@@ -24,6 +24,9 @@ MIN_GROUPS = 30
 TOLERATED_SHARE = 0.05
 """C7: a bound that more than one group in twenty breaks does not hold."""
 
+WITNESSES = 5
+"""C7: an 'at most' falls to counterexamples; so many groups, each beyond its precision floor, are asked for."""
+
 RESOLUTION = 1e-3
 """C7: a group whose eigenvalues are known no better than this part of the largest cannot testify to a low rank."""
 
@@ -32,11 +35,12 @@ CONTROL_TOLERANCE = 1e-6
 
 IN_WORDS = (
     f"Fixed before looking: 'about 2' means a mean effective rank within {MARGIN:g} of {ABOUT_TWO:g}; fewer than "
-    f"{MIN_GROUPS} measured mixed groups at an R decide nothing there; a rank bound is broken when more than "
-    f"{TOLERATED_SHARE:.0%} of the groups exceed it beyond the precision floor. Intervals behind verdicts are widened "
-    f"so that all verdicts of this report together are wrong by chance with probability at most {ALPHA:g} "
-    "(Bonferroni), and by what the precision of the records allows. A verdict needs its whole interval on one side; "
-    f"otherwise it says '{UNDECIDED}'."
+    f"{MIN_GROUPS} measured mixed groups at an R decide nothing there; a rank bound is broken when {WITNESSES} groups "
+    f"exceed it beyond the precision floor, and holds when at most {TOLERATED_SHARE:.0%} do. Intervals behind verdicts "
+    "are widened so that all verdicts of this report together are wrong by chance with probability about "
+    f"{ALPHA:g} (Bonferroni; Student's t over clusters: more with few or very skewed groups), and by what the "
+    "precision of the records allows. A verdict needs its whole interval on one side; otherwise it says "
+    f"'{UNDECIDED}'."
 )
 
 

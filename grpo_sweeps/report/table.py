@@ -17,7 +17,7 @@ from grpo_sweeps.report.measure import MATRICES, QUANTITIES
 from grpo_sweeps.report.query import Sweep
 
 FLEXIBLE_REWARD = "grpo_sweeps.rewards.exact_match.flexible"
-NULLS = ("null_effective_rank", "null_closed_form", "null_measured_norms", "null_gaussian")
+NULLS = ("null_effective_rank", "null_distinct", "null_closed_form", "null_measured_norms", "null_gaussian")
 
 
 @dataclass(frozen=True)
@@ -63,7 +63,7 @@ def table1(sweep: Sweep) -> pd.DataFrame:
             "arm": arm, "R": R, "runs": len(runs), "runs_finished": int((runs["state"] == "finished").sum()),
             "seeds": runs["seed"].nunique(), "groups": len(everything),
             "mixed_groups": int(everything["mixed"].astype(bool).sum()), "measured_mixed_groups": len(groups),
-            "prompts": groups["prompt_id"].nunique(),
+            "prompts": groups["prompt_id"].nunique(), "distinct_rollouts": groups["distinct"].astype(float).mean(),
         }  # fmt: skip
         for name in QUANTITIES:
             row |= _with_interval(name, pooled(groups, name))
@@ -88,7 +88,7 @@ def pooled_difference(groups: pd.DataFrame, alpha: float = 0.05) -> Interval:
 def accuracies(sweep: Sweep, arm: str, R: int) -> dict[str, object]:
     """Held-out accuracy at each run's last evaluation and its paired gain over the first, with intervals.
 
-    Sampled at temperature 1 and greedy, by the parsing of `scored_evals`; the problems before and after are the same,
+    Sampled as in training and greedy, by the parsing of `scored_evals`; the problems before and after are the same,
     so the gain is the mean of per-problem differences, clustered by problem and seed. Empty values where a sweep was
     not evaluated.
     """
@@ -161,6 +161,7 @@ def by_k(sweep: Sweep) -> pd.DataFrame:
         for k in range(1, R):
             part = groups[groups["k"] == k]
             row: dict[str, object] = {"arm": arm, "R": R, "k": k, "groups": len(part)}
+            row["distinct_rollouts"] = part["distinct"].astype(float).mean()
             for name in QUANTITIES:
                 row |= _with_interval(name, pooled(part, name))
             row["null_closed_form"] = 4.0 * k * (R - k) / R
@@ -192,8 +193,8 @@ def by_step(sweep: Sweep, arm: str, R: int, column: str, windows: int) -> pd.Dat
 def accuracy_by_step(sweep: Sweep, arm: str, R: int) -> pd.DataFrame:
     """Held-out accuracy at each evaluation with intervals: step, rollouts (used in training by then), mean, low, high.
 
-    Sampled at temperature 1 where there are samples, else greedy. `rollouts` is the record's own count, or else
-    steps x prompts x R from the configuration.
+    Sampled as in training where there are samples, else greedy. `rollouts` is steps x prompts x R
+    from the configuration, or else the record's own count.
     """
     evals = scored_evals(sweep)
     evals = evals[(evals["arm"] == arm) & (evals["R"] == R)]
@@ -208,9 +209,10 @@ def accuracy_by_step(sweep: Sweep, arm: str, R: int) -> pd.DataFrame:
 
 
 def _rollouts(sweep: Sweep, run: str, step: int, R: int, prompts: object) -> float:
+    if prompts is not None:
+        return float(step * R * float(str(prompts)))
     m = sweep.metrics
-    if "rollouts" in m:
-        value = m.loc[(m["run"] == run) & (m["step"] == step), "rollouts"].dropna()
-        if len(value):
-            return float(value.iloc[-1])
-    return float(step * R * float(str(prompts))) if prompts is not None else float("nan")
+    if "rollouts" not in m:
+        return float("nan")
+    value = m.loc[(m["run"] == run) & (m["step"] == step), "rollouts"].dropna()
+    return float(value.iloc[-1]) if len(value) else float("nan")

@@ -2,6 +2,14 @@
 
 from grpo_sweeps.engine.gram.gram import GradientGram, GramCheckError, Measurement
 from grpo_sweeps.engine.gram.layout import GramError
-from grpo_sweeps.engine.gram.verify import Verification, verify_against_autograd
+from grpo_sweeps.engine.gram.verify import Verification, measured_floor, verify_against_autograd
 
-__all__ = ["GradientGram", "GramCheckError", "GramError", "Measurement", "Verification", "verify_against_autograd"]
+__all__ = [
+    "GradientGram",
+    "GramCheckError",
+    "GramError",
+    "Measurement",
+    "Verification",
+    "measured_floor",
+    "verify_against_autograd",
+]

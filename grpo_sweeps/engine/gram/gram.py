@@ -19,12 +19,14 @@ import torch
 from torch import Tensor, nn
 
 from grpo_sweeps.engine.gram.claims import Claim, claim_parameters, layer_of
-from grpo_sweeps.engine.gram.layout import GramError, RowLayout, reduced_float32
+from grpo_sweeps.engine.gram.layout import GramError, RowLayout, accumulation_dtype, reduced_float32
 from grpo_sweeps.engine.gram.linear import Form, block_bytes_for
 from grpo_sweeps.engine.gram.patch import Options, make_recorders, patch, unpatch
 from grpo_sweeps.engine.gram.precision import floor_of, tolerance_of, widest_eps
 from grpo_sweeps.engine.gram.recorder import Recorder, Workspace
 
+# In machine epsilons of the parameter, of sum |w| ||psi||: roundings of .grad and of its recorded norm, seen below 1.
+BYPASS_FACTOR = 32.0
 By = Literal["whole", "layer", "parameter"]
 
 
@@ -122,6 +124,35 @@ class Measurement:
             return
         zero = torch.zeros(self.layout.flat_size + 1, dtype=torch.float64, device=self.layout.weights_B.device)
         self._records = torch.stack([zero if record is None else record for record in records.values()]).cpu()
+        self._refuse_bypasses()
+
+    def _refuse_bypasses(self) -> None:
+        """What `.grad` gained must be what the claimed modules gave it, where it was empty before.
+
+        Caught here: a weight that is read around its module as well (a fused head on a tied weight, a penalty).
+        """
+        fresh = [n for n, p in self._parameters.items() if self._grads_before[n] is None and p.grad is not None]
+        if not fresh:
+            return
+        grads = [self._parameters[name].grad for name in fresh]
+        gained = torch.stack(
+            [torch.linalg.vector_norm(g, dtype=accumulation_dtype(g.dtype)).double() for g in grads if g is not None]
+        ).cpu()
+        names = list(self._parameters)
+        for name, norm in zip(fresh, gained.tolist(), strict=True):
+            recorded = max(0.0, float(self._read()[names.index(name), -1])) ** 0.5
+            tol = BYPASS_FACTOR * torch.finfo(self._parameters[name].dtype).eps
+            if abs(norm - recorded) > tol * self._scale(names.index(name)):
+                raise GramError(
+                    f"parameter {name} gained a gradient of norm {norm:.9g}, of which {recorded:.9g} passed through "
+                    "its module: something else reads the weight (a fused loss? a penalty?), so its rows are not exact"
+                )
+
+    def _scale(self, index: int) -> float:
+        """sum_i |w_i| ||psi_i|| of one parameter, the most that its gradient's norm could be."""
+        grams = self.layout.unflat(self._read()[index, :-1])
+        norms = torch.cat([gram.diagonal().clamp_min(0).sqrt() for gram in grams])
+        return float(self.layout.weights_B.cpu().abs() @ norms)
 
     def _read(self) -> Tensor:
         if self._records is None:
@@ -177,7 +208,7 @@ class Measurement:
 
     @property
     def floor(self) -> float:
-        """Relative precision of K's entries (of the largest one) under rounding in the model's narrowest dtype,
+        """Error of K_ij relative to sqrt(K_ii K_jj) under rounding in the model's narrowest dtype,
         frozen part included."""
         return floor_of(self._model_dtype)
 

@@ -6,6 +6,7 @@ of its sides miss it. Ordinary autograd does not.
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
@@ -13,9 +14,47 @@ import torch
 from torch import Tensor, nn
 
 from grpo_sweeps.engine.gram.gram import GradientGram, GramCheckError, Measurement
+from grpo_sweeps.engine.gram.precision import widest_eps
 
 # relative to sum_i |w_i| ||psi_i||: two orders of summation of the same products
 GRADIENT_TOL = {torch.float64: 1e-10, torch.float32: 1e-4, torch.float16: 2e-2, torch.bfloat16: 8e-2}
+
+
+WIDER = {torch.bfloat16: torch.float32, torch.float16: torch.float32, torch.float32: torch.float64}
+SAFETY = 4.0  # the rows that are compared are a sample of those to come
+
+
+def measured_floor(model: nn.Module, row_sums_of: Callable[[nn.Module], Tensor], group_sizes: Sequence[int]) -> float:
+    """Error of K_ij relative to sqrt(K_ii K_jj), against a copy of the model in the next wider dtype, times SAFETY.
+
+    row_sums_of: the forward of a model, (rows,). The largest error within the groups counts. The copy takes its
+    room for the time of one forward and backward. A model in float64 has no wider copy: 0. `.grad` is left as it was.
+    """
+    dtype = widest_eps(model.parameters())
+    if dtype not in WIDER:
+        return 0.0
+    parameters = [p for p in model.parameters() if p.requires_grad]
+    kept = [parameter.grad for parameter in parameters]
+    worst = 0.0
+    try:
+        for parameter in parameters:
+            parameter.grad = None
+        own = _grams(model, row_sums_of, group_sizes)
+    finally:
+        for parameter, grad in zip(parameters, kept, strict=True):
+            parameter.grad = grad
+    wide = _grams(copy.deepcopy(model).to(WIDER[dtype]), row_sums_of, group_sizes)
+    for found, exact in zip(own, wide, strict=True):
+        norms = exact.diagonal().clamp_min(0).sqrt()
+        scale = torch.outer(norms, norms)
+        worst = max(worst, float(((found - exact).abs() / scale.clamp_min(torch.finfo(scale.dtype).tiny)).max()))
+    return SAFETY * worst
+
+
+def _grams(model: nn.Module, row_sums_of: Callable[[nn.Module], Tensor], group_sizes: Sequence[int]) -> list[Tensor]:
+    with GradientGram(model).measure(group_sizes) as m:
+        row_sums_of(model).sum().backward()
+    return m.matrices()
 
 
 @dataclass(frozen=True)

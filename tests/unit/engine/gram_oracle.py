@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -165,3 +166,25 @@ def relative(a: Tensor, b: Tensor) -> float:
 def whole(rows: dict[str, Tensor]) -> Tensor:
     """(rows, rows) Gram of the oracle's rows."""
     return sum((r @ r.T for r in rows.values()), torch.zeros((), dtype=torch.float64))
+
+
+def largest_error() -> tuple[float, str]:
+    """Over every architecture, tying, padding side, checkpointing, path and form: the largest error and where it is."""
+    weights = torch.tensor([0.5, -1.0, 0.0, 2.0, -0.25], dtype=torch.float64)
+    errors = []
+    for name, tied, side in itertools.product(ARCHITECTURES, (True, False), ("left", "right")):
+        model, b = build(name, tied), batch(5, padding=side)
+        exact = whole(oracle_rows(model, b))
+        for checkpointing in (False, True):
+            if checkpointing:
+                model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
+                model.train()
+            for path, form in itertools.product(SUMS, ("blocks", "ghost")):
+                found = measured(model, b, [2, 3], weights, SUMS[path], form=form).matrix()
+                where = f"{name} tied={tied} padding={side} checkpointing={checkpointing} {path} {form}"
+                errors.append((relative(found, exact), where))
+    return max(errors)
+
+
+if __name__ == "__main__":  # python -m tests.unit.engine.gram_oracle
+    print("largest relative error {:.2e} ({})".format(*largest_error()))

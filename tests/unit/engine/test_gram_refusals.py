@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch import nn
 
-from grpo_sweeps.engine.gram import GradientGram, GramCheckError, GramError, verify_against_autograd
+from grpo_sweeps.engine.gram import GradientGram, GramCheckError, GramError, Measurement, verify_against_autograd
 from grpo_sweeps.engine.gram import embedding as embedding_module
 from grpo_sweeps.engine.gram import layout as layout_module
 from grpo_sweeps.engine.gram import linear as linear_module
@@ -233,16 +233,33 @@ def test_a_weight_read_around_its_module():
     "weights, message",
     [(WEIGHTS, "the measured gradient has norm"), (None, r"w'Kw = \S+ but ordinary autograd's gradient")],
 )
-def test_verification_sees_a_weight_read_beside_its_module(weights, message):
-    """With unit weights even the gradient is right, and the run-time check passes: only this one can see it."""
+def test_verification_sees_a_weight_read_beside_its_module(weights, message, monkeypatch):
+    """With unit weights even the gradient is right, and w'Kw fits it. The block sees it too where .grad was empty."""
     model, b = build("llama", False), batch(4)
 
     def regularised(model=model, b=b):
         return plain_sums(model, b) + model.lm_head.weight.sum() * torch.arange(4)
 
+    with pytest.raises(
+        GramError, match=r"lm_head\.weight gained a gradient of norm .* something else reads the weight"
+    ):
+        measured(model, b, [4], None, regularised)
+    monkeypatch.setattr(Measurement, "_refuse_bypasses", lambda self: None)
     measured(model, b, [4], None, regularised).check()
     with pytest.raises(GramCheckError, match=rf"parameter lm_head\.weight: {message}"):
         verify_against_autograd(model, GradientGram(model), regularised, [4], weights)
+
+
+def test_a_fused_loss_on_a_tied_weight_is_refused():
+    """The embedding's module runs, so the weight has a record; what the head's own product adds goes around it."""
+    model, b = build("llama", True), batch(4)
+
+    def fused(model, b):
+        hidden = model.model(input_ids=b.input_ids, attention_mask=b.attention_mask, use_cache=False)[0]
+        return (hidden @ model.lm_head.weight.T).log_softmax(-1)[..., 3].sum(1)
+
+    with pytest.raises(GramError, match=r"embed_tokens\.weight gained a gradient of norm"):
+        measured(model, b, [4], None, fused)
 
 
 def test_row_weight_probe():
