@@ -12,20 +12,17 @@ Nulls, weakest assumption last: orthogonal scores of equal norm (`null_effective
 scores with the measured norms (`null_measured_norms`), Gaussian scores with the group's own spectrum (`null_gaussian`).
 
 Precision. An error e in K becomes sqrt(e) in a small singular value. `floor` is the relative precision of the rows:
-entry K_ij is known to +-floor * sqrt(K_ii K_jj). Two bounds on the eigenvalues of H = diag(w) K diag(w) follow, and the
-smaller counts (`eigenvalue_error`). Weyl: none is off by more than floor * tr H. Relative, for a graded matrix (Demmel
-&
-Veselic 1992): with A the Gram of the unit rows, none is off by more than the part R * floor / lambda_min(A) of itself;
-a row of small weight is known as well, relative to its size, as a row of large weight. An eigenvalue within its error,
-save
-the largest, is set to 0, and all five ranks come from that one truncated spectrum, so that stable <= participation <=
-effective <= entropy <= numerical rank always holds. `floor_interval` says what the effective and the entropy rank could
-have been.
+entry K_ij is known to +-floor * sqrt(K_ii K_jj). Two bounds on the eigenvalues of H = diag(w) K diag(w) follow, and
+the smaller counts (`eigenvalue_error`). Weyl: none is off by more than floor * tr H. Relative, for a graded matrix
+(Demmel and Veselic 1992): with A the Gram of the unit rows, none is off by more than the part R * floor /
+lambda_min(A) of itself; a row of small weight is known as well, relative to its size, as a row of large weight. An
+eigenvalue within its error, save the largest, is set to 0, and all five ranks come from that one truncated spectrum,
+so that stable <= participation <= effective <= entropy <= numerical rank always holds. `spectra_floor` says what the
+effective and the entropy rank could have been.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -36,11 +33,8 @@ Array = NDArray[np.float64]
 ROUNDING_FLOOR = 2.0**-46
 """Least relative precision assumed of a float64 Gram: 64 units in the last place, for the sums behind its entries."""
 
-FLOOR_BISECTIONS = 80
-"""Halvings in `floor_interval`; each halves the bracket of the common level, so 80 reach float64's resolution."""
 
-
-def _checked(gram_RR: ArrayLike) -> Array:
+def checked(gram_RR: ArrayLike) -> Array:
     gram = np.asarray(gram_RR, dtype=np.float64)
     if gram.ndim < 2 or gram.shape[-1] != gram.shape[-2]:
         raise ValueError(f"a Gram matrix must be square, got shape {gram.shape}")
@@ -58,7 +52,7 @@ def weighted_gram(gram_RR: ArrayLike, weights_R: ArrayLike | None = None) -> Arr
     >>> weighted_gram([[1.0, 0.5], [0.5, 1.0]], [2.0, -1.0]).tolist()
     [[4.0, -1.0], [-1.0, 1.0]]
     """
-    gram = _checked(gram_RR)
+    gram = checked(gram_RR)
     gram = 0.5 * (gram + np.swapaxes(gram, -1, -2))
     if weights_R is None:
         return gram
@@ -76,7 +70,7 @@ def centred(gram_RR: ArrayLike) -> Array:
     >>> centred([[1.0, 0.0], [0.0, 1.0]]).tolist()
     [[0.5, -0.5], [-0.5, 0.5]]
     """
-    gram = _checked(gram_RR)
+    gram = checked(gram_RR)
     gram = gram - gram.mean(axis=-1, keepdims=True)
     return gram - gram.mean(axis=-2, keepdims=True)
 
@@ -87,7 +81,7 @@ def unit_rows(gram_RR: ArrayLike) -> Array:
     >>> unit_rows([[4.0, 1.0], [1.0, 1.0]]).tolist()
     [[1.0, 0.5], [0.5, 1.0]]
     """
-    gram = _checked(gram_RR)
+    gram = checked(gram_RR)
     norms_R = np.sqrt(np.clip(np.diagonal(gram, axis1=-2, axis2=-1), 0.0, None))
     scale_R = np.divide(1.0, norms_R, out=np.zeros_like(norms_R), where=norms_R > 0)
     return weighted_gram(gram, scale_R)
@@ -151,7 +145,7 @@ def centred_values(gram_RR: ArrayLike, floor: ArrayLike = 0.0) -> Array:
 
     Both bounds of `eigenvalue_error` hold for H M H too, with the lambda_min(A) of M: x' H dM H x = y' dM y, y = H x.
     """
-    gram = _checked(gram_RR)
+    gram = checked(gram_RR)
     own = eigenvalues(centred(gram))
     return truncated(own, _graded_error(own, gram, floor))
 
@@ -282,59 +276,6 @@ def numerical_rank(values_R: ArrayLike) -> Any:
     """
     count = (np.asarray(values_R, dtype=np.float64) > 0).sum(axis=-1)
     return count if np.ndim(count) else int(count)
-
-
-def _level_effective(s: Array) -> Array:
-    """Where d/ds_j of (sum s)^2 / sum s^2 changes sign: it grows in s_j below sum s^2 / sum s and falls above."""
-    total = s.sum(axis=-1)
-    return np.divide((s**2).sum(axis=-1), total, out=np.zeros_like(total), where=total > 0)
-
-
-def _level_entropy(s: Array) -> Array:
-    """Where d/ds_j of the entropy rank changes sign: p_j = exp(-H)."""
-    return np.nan_to_num(s.sum(axis=-1) / entropy_rank(s))
-
-
-_LEVELS: dict[Callable[[ArrayLike], Any], Callable[[Array], Array]] = {
-    effective_rank: _level_effective,
-    entropy_rank: _level_entropy,
-}
-
-
-def floor_interval(
-    gram_RR: ArrayLike,
-    weights_R: ArrayLike | None = None,
-    floor: ArrayLike = 0.0,
-    quantity: Callable[[ArrayLike], Any] = effective_rank,
-) -> tuple[Array, Array]:
-    """Least and greatest value that `quantity` (effective_rank or entropy_rank) can have, given the precision floor.
-
-    Eigenvalue e_j is known to +-delta_j (`eigenvalue_error`), so s_j lies in [sqrt(max(0, e_j - delta_j)), sqrt(e_j +
-    delta_j)]. Both quantities first grow and then fall in each s_j, so the minimum is at a corner of that box, with the
-    largest values at their upper and the rest at their lower ends. Their super-level sets are convex, so the maximum
-    brings every s_j as near as it may to one common level, found by bisection. Rows of zero weight add nothing. Shape
-    (...) each.
-    """
-    level_of = _LEVELS[quantity]
-    gram = _checked(gram_RR)
-    R = gram.shape[-1]
-    eigenvalues_R = eigenvalues(gram, weights_R)
-    delta = eigenvalue_error(gram, weights_R, floor)
-    weights = np.ones(R) if weights_R is None else np.asarray(weights_R, dtype=np.float64)
-    active = np.arange(R) < (weights != 0).sum(axis=-1)[..., None]
-    low_R = np.where(active, np.sqrt(np.clip(eigenvalues_R - delta, 0.0, None)), 0.0)
-    high_R = np.where(active, np.sqrt(eigenvalues_R + delta), 0.0)
-
-    corners = [quantity(np.where(np.arange(R) < m, high_R, low_R)) for m in range(1, R + 1)]
-    least = np.min(np.stack([np.asarray(c, dtype=np.float64) for c in corners]), axis=0)
-
-    bottom, top = np.zeros(high_R.shape[:-1]), high_R.max(axis=-1)
-    for _ in range(FLOOR_BISECTIONS):
-        level = 0.5 * (bottom + top)
-        above = level_of(np.clip(level[..., None], low_R, high_R)) > level
-        bottom, top = np.where(above, level, bottom), np.where(above, top, level)
-    greatest = np.asarray(quantity(np.clip(top[..., None], low_R, high_R)), dtype=np.float64)
-    return least, np.maximum(least, greatest)
 
 
 def null_effective_rank(k: ArrayLike, R: ArrayLike) -> Any:

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import logging
+import struct
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
+import transformers
+from safetensors import SafetensorError
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
 from transformers.utils import logging as transformers_logging
 
@@ -106,6 +109,7 @@ def load_model(config: ModelConfig) -> PreTrainedModel:
                 dtype=dtype,
                 attn_implementation=config.attention,
                 use_safetensors=_safetensors(config),
+                **_unpacked(config),
             ),
         )
         if _gguf(config):
@@ -147,6 +151,12 @@ def _safetensors(config: ModelConfig) -> bool | None:
     return None if _gguf(config) else True
 
 
+def _unpacked(config: ModelConfig) -> dict[str, Any]:
+    """Later releases of transformers keep a GGUF file's weights packed unless told otherwise; earlier ones never do."""
+    settings = getattr(transformers, "GgufConfig", None)
+    return {"quantization_config": settings(dequantize=True)} if settings and _gguf(config) else {}
+
+
 def _source(config: ModelConfig) -> dict[str, Any]:
     """Keyword arguments for `from_pretrained`: where the model lies."""
     common: dict[str, Any] = {"trust_remote_code": config.trust_remote_code}
@@ -154,7 +164,8 @@ def _source(config: ModelConfig) -> dict[str, Any]:
         return {"pretrained_model_name_or_path": str(tiny_path()), **common}
     if _gguf(config):
         path = Path(config.path).expanduser()
-        return {"pretrained_model_name_or_path": str(path.parent), "gguf_file": path.name, **common}
+        common |= {"pretrained_model_name_or_path": str(path.parent), "gguf_file": path.name}
+        return common
     local = Path(config.path).expanduser()
     if local.is_dir():
         return {"pretrained_model_name_or_path": str(local), **common}
@@ -165,7 +176,7 @@ def _guarded(config: ModelConfig, load: Any) -> Any:
     """Turn the many ways in which a model cannot be read into one sentence; the original stays as the cause."""
     try:
         return load()
-    except (OSError, ValueError, ImportError, KeyError) as error:
+    except (OSError, ValueError, ImportError, LookupError, RuntimeError, SafetensorError, struct.error) as error:
         reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
         raise ConfigError(
             f"model.path={config.path}: cannot be read ({reason}); allowed are 'embedded', a hub id that is reachable "

@@ -1,9 +1,8 @@
 """Sample rollouts with a key-value cache, one random stream a row.
 
 Every row draws its uniform numbers from a generator seeded by (run seed, stream, step, prompt, rollout), and a token is
-the
-inverse of the cumulative distribution at the next of them. Which other rows share the batch therefore cannot change a
-sample, other than through the rounding of the logits.
+the inverse of the cumulative distribution at the next of them. Which other rows share the batch therefore cannot
+change a sample, other than through the rounding of the logits.
 """
 
 from __future__ import annotations

@@ -33,8 +33,8 @@ def grpo_std(rewards_GR: Tensor, ddof: int = 1, eps: float = 1e-4) -> Tensor:
     """Group mean and standard deviation: A_i = (r_i - mean) / (std + eps) (DeepSeekMath, arXiv 2402.03300).
 
     Only the standard deviation differs from `grpo`; there is no clipping here. `ddof` = 1 divides the squared
-    deviations
-    by R - 1, `ddof` = 0 by R: for the rewards 0, 1 the advantages are +-0.707 and +-1 respectively (eps = 0).
+    deviations by R - 1, `ddof` = 0 by R: for the rewards 0, 1 the advantages are +-0.707 and +-1 respectively (eps =
+    0).
 
     Args:
         rewards_GR: (G, R) rewards, R >= 2.

@@ -3,22 +3,20 @@
 The objective of a step is sum_i w_i log pi(o_i | x_i), ascended. Departures from the GRPO of DeepSeekMath
 (arXiv 2402.03300), as in arXiv 2606.29238:
 
-- one update for each batch of rollouts, so the ratio to the sampling policy is 1: no clipping (a clip ratio would be 0
-and
-  the surrogate's value 0 at every step: reward and gradient norm are what to watch);
+- one update for each batch of rollouts, so the ratio to the sampling policy is 1: no clipping (a clip ratio would be
+  0 and the surrogate's value 0 at every step: reward and gradient norm are what to watch);
 - no KL term and no reference model;
 - advantage and aggregation are separate choices (`estimator`, `aggregation`); the defaults are the paper's Eq 15 and
-the
-  plain sum over a rollout's tokens;
+  the plain sum over a rollout's tokens;
 - the policy is the model at the sampling temperature: logits are divided by it in sampling and in scoring alike;
 - a group whose weights are all zero (equal rewards under a group baseline) has no gradient: it is left out of the
-backward
-  and counted in `frac_reward_zero_std`.
+  backward and counted in `frac_reward_zero_std`.
 """
 
 from __future__ import annotations
 
 import logging
+import math
 from dataclasses import dataclass
 
 import numpy as np
@@ -103,22 +101,31 @@ def rollouts_with_advantages(setup: Setup, step: int) -> Rated:
     owners = [p for p in problems for _ in range(config.R)]
     verdicts = [verdict(o.text, p.answer) for o, p in zip(rollouts, owners, strict=True)]
     rewards = [
-        float(setup.reward(o.text, p, row_seed("reward", *key)))
+        _number(setup.reward(o.text, p, row_seed("reward", *key)), config.reward.target)
         for o, p, key in zip(rollouts, owners, keys, strict=True)
     ]
     rewards_GR = torch.tensor(rewards, dtype=torch.float64).view(len(problems), config.R)
-    _usable(rewards_GR, rewards_GR, f"reward {config.reward.target}")
-    advantages_GR = setup.estimator(rewards_GR)
-    _usable(advantages_GR, rewards_GR, f"estimator {config.estimator.target}")
+    advantages_GR = _advantages(setup.estimator(rewards_GR), rewards_GR, config.estimator.target)
     lengths_GR = torch.tensor([o.length for o in rollouts]).view_as(rewards_GR)
     weights_GR = row_weights(advantages_GR, lengths_GR, config.aggregation, config.rollout.max_new_tokens)
     return Rated(problems, rollouts, verdicts, rewards_GR, advantages_GR, weights_GR)
 
 
-def _usable(values: Tensor, rewards_GR: Tensor, source: str) -> None:
+def _number(value: object, reward: str) -> float:
     """Rewards and estimators may be a user's own: what they return is checked where it arrives."""
-    if values.shape != rewards_GR.shape or not bool(torch.isfinite(values).all()):
-        raise ValueError(f"{source} gave {values.tolist()}: {tuple(rewards_GR.shape)} finite numbers are needed")
+    if not isinstance(value, int | float | np.number) or not math.isfinite(value):
+        raise ValueError(f"reward {reward} gave {value!r}: a finite number is needed")
+    return float(value)
+
+
+def _advantages(values: object, rewards_GR: Tensor, estimator: str) -> Tensor:
+    shape = tuple(rewards_GR.shape)
+    if not isinstance(values, Tensor) or values.shape != rewards_GR.shape:
+        found = tuple(values.shape) if isinstance(values, Tensor) else type(values).__name__
+        raise ValueError(f"estimator {estimator} gave {found}: a tensor of shape {shape} is needed")
+    if not bool(torch.isfinite(values).all()):
+        raise ValueError(f"estimator {estimator} gave {values[~torch.isfinite(values)][0]}: finite numbers are needed")
+    return values
 
 
 def backward(setup: Setup, rated: Rated, step: int) -> dict[int, Measured]:
@@ -192,8 +199,8 @@ def _verify(setup: Setup, rated: Rated) -> None:
     R = rated.rewards_GR.shape[1]
     groups = list(range(min(micro_batch_groups(setup.config), len(rated.problems))))
     # Whatever the rewards: every row counts. Powers of two commute with rounding, so that the weights before the
-    # backward
-    # (autograd) and after it (the Gram) differ by nothing else, in models too that compute their norms in float32.
+    # backward (autograd) and after it (the Gram) differ by nothing else, in models too that compute their norms in
+    # float32.
     weights = torch.tensor([1.0, -0.5, 2.0, -1.0, 0.25], dtype=torch.float64).repeat(R * len(groups))[: R * len(groups)]
     verify_against_autograd(
         setup.policy.model, setup.gram, lambda: _row_sums(setup, rated, groups), [R] * len(groups), weights

@@ -59,7 +59,7 @@ def train(config: RunConfig, run_dir: Path, heartbeat: Heartbeat | None = None, 
 
 
 def _rollouts_before(config: RunConfig, step: int) -> float:
-    """Rollouts used in training before `step`: the same in the step's own line and in an evaluation before it."""
+    """Rollouts used in training before `step`: what an evaluation before that step has behind it."""
     return float(step * config.trainer.prompts * config.R)
 
 
@@ -76,7 +76,7 @@ def _checkpoint_due(config: RunConfig, done: int) -> bool:
 def _evaluate(setup: Setup, record: LocalRecord, progress: RunProgress, step: int) -> None:
     metrics, records = evaluate(setup, step)
     record.log_evals(records)
-    record.log_metrics(step, {**metrics, "rollouts": _rollouts_before(setup.config, step)})
+    record.log_metrics(step, metrics)
     progress.evaluated(step, metrics)
 
 

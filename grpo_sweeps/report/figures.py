@@ -204,7 +204,7 @@ def _finish(ax: Axes, x: str, y: str, whole: bool) -> None:
     ax.set_xlabel(x)
     ax.set_ylabel(y)
     if whole:
-        ax.xaxis.set_major_locator(MaxNLocator(6, integer=True))
+        ax.xaxis.set_major_locator(MaxNLocator(8, integer=True))
     low, high = ax.get_ylim()
     ax.set_ylim(max(0.0, low), high)
     handles, labels = ax.get_legend_handles_labels()

@@ -18,6 +18,7 @@ import pandas as pd
 
 from grpo_sweeps import spectra
 from grpo_sweeps.spectra import Array
+from grpo_sweeps.spectra_floor import floor_interval
 from grpo_sweeps.types import GroupRecord
 
 QUANTITIES = {
@@ -96,7 +97,7 @@ def _spectral(records: Sequence[GroupRecord], scores: bool) -> dict[str, Array]:
             missing = np.full(len(records), np.nan)
             columns[prefix + name] = np.asarray(quantity(values[prefix]), dtype=float) if prefix in values else missing
     for name in ("effective_rank", "entropy_rank"):
-        low, high = spectra.floor_interval(gram_NRR, weights_NR, floor_N, QUANTITIES[name])
+        low, high = floor_interval(gram_NRR, weights_NR, floor_N, QUANTITIES[name])
         columns |= {f"{name}_floor_low": low, f"{name}_floor_high": high}
     largest = np.square(values[""][..., 0])
     columns["resolution"] = np.divide(error_N, largest, out=np.full(len(records), np.inf), where=largest > 0)

@@ -18,7 +18,6 @@ from grpo_sweeps.spectra import (
     effective_rank,
     eigenvalue_error,
     entropy_rank,
-    floor_interval,
     null_effective_rank,
     null_gaussian,
     null_measured_norms,
@@ -33,6 +32,7 @@ from grpo_sweeps.spectra import (
     unit_rows,
     weighted_gram,
 )
+from grpo_sweeps.spectra_floor import floor_interval
 
 SEEDS = st.integers(0, 2**32 - 1)
 

@@ -19,7 +19,7 @@ import torch
 from torch import Tensor, nn
 
 from grpo_sweeps.engine.gram.claims import Claim, claim_parameters, layer_of
-from grpo_sweeps.engine.gram.layout import GramError, RowLayout, accumulation_dtype, reduced_float32
+from grpo_sweeps.engine.gram.layout import GramError, RowLayout, reduced_float32, squared_norm
 from grpo_sweeps.engine.gram.linear import Form, block_bytes_for
 from grpo_sweeps.engine.gram.patch import Options, make_recorders, patch, unpatch
 from grpo_sweeps.engine.gram.precision import floor_of, tolerance_of, widest_eps
@@ -135,9 +135,7 @@ class Measurement:
         if not fresh:
             return
         grads = [self._parameters[name].grad for name in fresh]
-        gained = torch.stack(
-            [torch.linalg.vector_norm(g, dtype=accumulation_dtype(g.dtype)).double() for g in grads if g is not None]
-        ).cpu()
+        gained = torch.stack([squared_norm(g.reshape(len(g), -1)) for g in grads if g is not None]).sqrt().cpu()
         names = list(self._parameters)
         for name, norm in zip(fresh, gained.tolist(), strict=True):
             recorded = max(0.0, float(self._read()[names.index(name), -1])) ** 0.5

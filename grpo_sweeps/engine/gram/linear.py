@@ -4,8 +4,8 @@ Two exact forms (the second is the ghost norm of Li et al. 2021, arXiv 2110.0567
 the diagonal):
 
 - blocks: for a block of output rows form the (B, block, i) gradients, take their Gram, and write their weighted sum
-  into
-  the weight's gradient. The ordinary weight-gradient product is not done a second time. Cost R o i per pair of rows.
+  into the weight's gradient. The ordinary weight-gradient product is not done a second time. Cost R o i per pair of
+  rows.
 - ghost: K_ij = sum_{t,s} <x_it, x_js> <y_it, y_js>, cost R^2 T^2 (o + i), plus the ordinary product. Cheaper for
   short T only.
 """

@@ -1,9 +1,8 @@
 """Norm layers. Two ways, by what the module's arithmetic allows:
 
 - RMSNorm classes multiply by `self.weight` with broadcasting, so they are run with one weight a row, (B, 1, ..., H):
-  autograd
-  itself then returns the rows' gradients, whatever the class does between (casts, 1 + weight). `takes_row_weights`
-  tries it.
+  autograd itself then returns the rows' gradients, whatever the class does between (casts, 1 + weight).
+  `takes_row_weights` tries it.
 - F.layer_norm and F.rms_norm take no weight a row: a row's gradient is sum_t gy * normalised(x), formed here.
 """
 

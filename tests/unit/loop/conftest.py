@@ -39,9 +39,20 @@ def always(completion: str, problem: Problem, seed: int) -> float:
     return 1.0
 
 
-def always_but_first(completion: str, problem: Problem, seed: int) -> float:
-    """All-equal for every problem except p0."""
-    return even_length(completion, problem, seed) if problem.id == "p0" else 1.0
+def nothing(completion: str, problem: Problem, seed: int) -> None:
+    return None
+
+
+def text(completion: str, problem: Problem, seed: int) -> str:
+    return "1"
+
+
+def not_a_number(completion: str, problem: Problem, seed: int) -> float:
+    return float("nan")
+
+
+def mean_only(rewards_GR: torch.Tensor) -> torch.Tensor:
+    return rewards_GR.mean(dim=1)
 
 
 def explode(rewards_GR: torch.Tensor) -> torch.Tensor:
@@ -90,6 +101,6 @@ def loop_functions(monkeypatch: pytest.MonkeyPatch) -> None:
     import types
 
     module = types.ModuleType("loop_functions")
-    for function in (letters, even_length, always, always_but_first, explode):
+    for function in (letters, even_length, always, nothing, text, not_a_number, mean_only, explode):
         setattr(module, function.__name__, function)
     monkeypatch.setitem(sys.modules, "loop_functions", module)

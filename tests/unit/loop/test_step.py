@@ -148,3 +148,18 @@ def test_step_metrics_have_the_documented_names(make_config: MakeConfig) -> None
     for name in names.split():
         assert name in metrics, name
     assert metrics["sampling/logprob_difference"] < 1e-4
+
+
+@pytest.mark.parametrize("reward", ["nothing", "text", "not_a_number"])
+def test_a_reward_that_is_no_number_is_named(make_config: MakeConfig, reward: str) -> None:
+    setup = prepare(make_config(reward=reward))
+    with pytest.raises(ValueError, match=rf"reward loop_functions\.{reward} gave .*: a finite number is needed"):
+        training_step(setup, 0)
+
+
+def test_advantages_of_another_shape_are_named(make_config: MakeConfig) -> None:
+    setup = prepare(make_config(estimator="loop_functions.mean_only"))
+    with pytest.raises(
+        ValueError, match=r"mean_only gave \(4,\): a tensor of shape \(4, 4\)"
+    ):
+        training_step(setup, 0)

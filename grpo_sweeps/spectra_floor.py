@@ -1,0 +1,67 @@
+"""What the effective rank and the entropy rank could have been, given the precision floor of a Gram (see `spectra`)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+from numpy.typing import ArrayLike
+
+from grpo_sweeps.spectra import Array, checked, effective_rank, eigenvalue_error, eigenvalues, entropy_rank
+
+FLOOR_BISECTIONS = 80
+"""Halvings in `floor_interval`; each halves the bracket of the common level, so 80 reach float64's resolution."""
+
+
+def _level_effective(s: Array) -> Array:
+    """Where d/ds_j of (sum s)^2 / sum s^2 changes sign: it grows in s_j below sum s^2 / sum s and falls above."""
+    total = s.sum(axis=-1)
+    return np.divide((s**2).sum(axis=-1), total, out=np.zeros_like(total), where=total > 0)
+
+
+def _level_entropy(s: Array) -> Array:
+    """Where d/ds_j of the entropy rank changes sign: p_j = exp(-H)."""
+    return np.nan_to_num(s.sum(axis=-1) / entropy_rank(s))
+
+
+_LEVELS: dict[Callable[[ArrayLike], Any], Callable[[Array], Array]] = {
+    effective_rank: _level_effective,
+    entropy_rank: _level_entropy,
+}
+
+
+def floor_interval(
+    gram_RR: ArrayLike,
+    weights_R: ArrayLike | None = None,
+    floor: ArrayLike = 0.0,
+    quantity: Callable[[ArrayLike], Any] = effective_rank,
+) -> tuple[Array, Array]:
+    """Least and greatest value that `quantity` (effective_rank or entropy_rank) can have, given the precision floor.
+
+    Eigenvalue e_j is known to +-delta_j (`eigenvalue_error`), so s_j lies in [sqrt(max(0, e_j - delta_j)), sqrt(e_j +
+    delta_j)]. Both quantities first grow and then fall in each s_j, so the minimum is at a corner of that box, with the
+    largest values at their upper and the rest at their lower ends. Their super-level sets are convex, so the maximum
+    brings every s_j as near as it may to one common level, found by bisection. Rows of zero weight add nothing. Shape
+    (...) each.
+    """
+    level_of = _LEVELS[quantity]
+    gram = checked(gram_RR)
+    R = gram.shape[-1]
+    eigenvalues_R = eigenvalues(gram, weights_R)
+    delta = eigenvalue_error(gram, weights_R, floor)
+    weights = np.ones(R) if weights_R is None else np.asarray(weights_R, dtype=np.float64)
+    active = np.arange(R) < (weights != 0).sum(axis=-1)[..., None]
+    low_R = np.where(active, np.sqrt(np.clip(eigenvalues_R - delta, 0.0, None)), 0.0)
+    high_R = np.where(active, np.sqrt(eigenvalues_R + delta), 0.0)
+
+    corners = [quantity(np.where(np.arange(R) < m, high_R, low_R)) for m in range(1, R + 1)]
+    least = np.min(np.stack([np.asarray(c, dtype=np.float64) for c in corners]), axis=0)
+
+    bottom, top = np.zeros(high_R.shape[:-1]), high_R.max(axis=-1)
+    for _ in range(FLOOR_BISECTIONS):
+        level = 0.5 * (bottom + top)
+        above = level_of(np.clip(level[..., None], low_R, high_R)) > level
+        bottom, top = np.where(above, level, bottom), np.where(above, top, level)
+    greatest = np.asarray(quantity(np.clip(top[..., None], low_R, high_R)), dtype=np.float64)
+    return least, np.maximum(least, greatest)
