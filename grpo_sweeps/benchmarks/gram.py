@@ -23,12 +23,13 @@ from torch import Tensor, nn
 
 from grpo_sweeps.engine.gram import GradientGram
 from grpo_sweeps.engine.head import completion_log_probs
+from grpo_sweeps.models import tiny_path
 from grpo_sweeps.models.shapes import SHAPES, shape_config
 from grpo_sweeps.types import ConfigError
 
 DTYPES = {name: getattr(torch, name) for name in ("float64", "float32", "bfloat16", "float16")}
 OWN_SHAPES: dict[str, dict[str, Any]] = {
-    "tiny": {"hidden_size": 64, "intermediate_size": 176, "num_hidden_layers": 2, "vocab_size": 256},
+    "test": {"hidden_size": 64, "intermediate_size": 176, "num_hidden_layers": 2, "vocab_size": 256},
     "llama_512": {"hidden_size": 512, "intermediate_size": 1408, "num_hidden_layers": 8, "vocab_size": 16_000},
 }
 
@@ -89,8 +90,8 @@ def run(options: Options) -> None:
 
 
 def check(options: Options) -> None:
-    if options.model not in OWN_SHAPES and options.model not in SHAPES:
-        raise ConfigError(f"bench: model={options.model}: allowed are {', '.join([*OWN_SHAPES, *SHAPES])}")
+    if options.model not in ("tiny", *OWN_SHAPES, *SHAPES):
+        raise ConfigError(f"bench: model={options.model}: allowed are {', '.join(['tiny', *OWN_SHAPES, *SHAPES])}")
     if options.dtype not in DTYPES:
         raise ConfigError(f"bench: dtype={options.dtype}: allowed are {', '.join(DTYPES)}")
     positive = min(options.R, options.groups, options.repeats, options.prompt) >= 1
@@ -102,9 +103,12 @@ def check(options: Options) -> None:
 
 def random_model(options: Options, device: torch.device) -> nn.Module:
     """The architecture with random weights; needs no files."""
-    from transformers import AutoModelForCausalLM, LlamaConfig
+    from transformers import AutoConfig, AutoModelForCausalLM, LlamaConfig
 
-    if options.model in OWN_SHAPES:
+    config: Any
+    if options.model == "tiny":
+        config = AutoConfig.from_pretrained(tiny_path())
+    elif options.model in OWN_SHAPES:
         heads = {"num_attention_heads": 8, "num_key_value_heads": 4, "tie_word_embeddings": True}
         config = LlamaConfig(**OWN_SHAPES[options.model], **heads)
     else:
