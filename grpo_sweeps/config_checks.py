@@ -2,7 +2,8 @@
 is allowed.
 
 `check` is cheap (it imports neither torch nor the user's code) and comes first, for every run of a sweep;
-`check_functions` imports the functions that the configuration names and compares their signatures with its keys.
+`check_functions` imports the functions that the configuration names and compares their signatures with its keys;
+`check_tasks` loads the data.
 """
 
 from __future__ import annotations
@@ -11,13 +12,14 @@ import inspect
 import math
 import os
 import re
-from collections.abc import Callable
+import tempfile
+from collections.abc import Callable, Iterable
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
 from grpo_sweeps.config import FunctionConfig, ModelConfig, RunConfig, flatten, shown, to_mapping
-from grpo_sweeps.types import ConfigError
+from grpo_sweeps.types import ConfigError, TaskData
 
 DTYPES = ("float32", "bfloat16", "float16", "float64")
 ATTENTIONS = ("sdpa", "eager")
@@ -70,6 +72,56 @@ def check_functions(config: RunConfig) -> None:
         _check_types(load_function(function, key, positional), function, key)
 
 
+def check_tasks(configs: Iterable[RunConfig]) -> None:
+    """Load each different task once and see that every run finds the problems that it asks for."""
+    loaded: dict[str, TaskData] = {}
+    for config in configs:
+        key = repr(config.task.function)
+        if key not in loaded:
+            loaded[key] = _load_task(config.task.function)
+        check_data(loaded[key], config)
+
+
+def _load_task(function: FunctionConfig) -> TaskData:
+    from grpo_sweeps.functions import load_function
+
+    try:
+        data = load_function(function, "task", 0)()
+    except ConfigError:
+        raise
+    except (Exception, SystemExit) as error:
+        reason = " ".join(f"{type(error).__name__}: {error}".split())
+        raise ConfigError(f"task={function.target}: its problems could not be loaded ({reason})") from error
+    if not isinstance(data, TaskData):
+        raise ConfigError(f"task={function.target}: returns a {type(data).__name__}; a TaskData is needed")
+    return data
+
+
+def check_data(data: TaskData, config: RunConfig) -> None:
+    """Are there as many problems as a step and an evaluation take?"""
+    if len(data.train) < config.trainer.prompts:
+        raise ConfigError(
+            f"trainer.prompts={config.trainer.prompts}: the task has {len(data.train)} training problems; "
+            f"allowed are as many at most"
+        )
+    if config.trainer.eval_every and len(data.held_out) < config.trainer.eval_problems:
+        raise ConfigError(
+            f"trainer.eval_problems={config.trainer.eval_problems}: the task has {len(data.held_out)} held-out "
+            f"problems; allowed are as many at most"
+        )
+
+
+def check_device(device: str) -> None:
+    """Is there such a GPU here? Imports torch for cuda alone."""
+    if not device.startswith("cuda"):
+        return
+    import torch
+
+    count = torch.cuda.device_count()
+    if int(device.partition(":")[2] or 0) >= count:
+        _fail("trainer.device", device, f"this machine has {count} CUDA devices; auto takes what there is")
+
+
 def _check_types(bound: Callable[..., Any], function: FunctionConfig, key: str) -> None:
     """Keys whose parameter is annotated with a plain type must have it: a text for a number would fail after the
     start."""
@@ -116,8 +168,23 @@ def _check_top(config: RunConfig) -> None:
         _fail("seed", config.seed, "an integer from 0 to 4294967295 is needed")
     check_sweep_name(config.sweep)
     _one_of("aggregation", config.aggregation, AGGREGATIONS)
-    if not config.runs_dir or (Path(config.runs_dir).exists() and not Path(config.runs_dir).is_dir()):
-        _fail("runs_dir", config.runs_dir, "a folder is needed, or a path where one can be made")
+    _check_runs_dir(config.runs_dir, config.sweep)
+
+
+def _check_runs_dir(runs_dir: str, sweep: str) -> None:
+    """What is there of the sweep's folder must be a folder where files can be made: a nameless one is made to see."""
+    allowed = "a folder is needed, or a path where one can be made"
+    if not runs_dir:
+        _fail("runs_dir", runs_dir, allowed)
+    path = Path(runs_dir) / sweep
+    nearest = next(place for place in (path, *path.parents) if os.path.lexists(place))
+    if not nearest.is_dir():
+        _fail("runs_dir", runs_dir, f"{allowed}, and {nearest} is none")
+    try:
+        with tempfile.TemporaryFile(dir=nearest):
+            pass
+    except OSError as error:
+        _fail("runs_dir", runs_dir, f"{allowed}, and {nearest} cannot be written ({error.strerror})")
 
 
 def _check_model(model: ModelConfig) -> None:

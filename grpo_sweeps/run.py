@@ -20,7 +20,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     from yaml import YAMLError
 
     from grpo_sweeps.sweep.errors import explain
-    from grpo_sweeps.sweep.launch import RunFailed, exit_code, say
+    from grpo_sweeps.sweep.launch import RunFailed, exit_code
+    from grpo_sweeps.sweep.say import say
 
     os.environ["HYDRA_FULL_ERROR"] = "1"  # Hydra then raises its errors to here instead of printing them and leaving
     if os.getcwd() not in sys.path:

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import json
 import sys
-import time
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -36,6 +35,7 @@ class Row:
     left_s: float | None
     error: str | None
     log: str
+    damage: str | None = None  # a sentence about a file of the run that cannot be read, or not wholly
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -56,6 +56,9 @@ def main(argv: Sequence[str] | None = None) -> int:
         _print_rich(rows)
     else:
         _print_plain(rows)
+    for row in rows:
+        if row.damage:
+            say(row.damage)
     return 0
 
 
@@ -81,8 +84,9 @@ def _row(run_dir: Path) -> Row:
         status = read_status(run_dir)
     except RecordError as error:
         return Row(
-            run_dir.parent.name, run_dir.name, run_dir.name, "unreadable", 0, 0, None, None, None, str(error), log
-        )
+            run_dir.parent.name, run_dir.name, run_dir.name, "unreadable", 0, 0, None, None, None,
+            str(error), log, str(error),
+        )  # fmt: skip
     state, error_text = str(status.state), status.error
     if state == "running" and status.stale():
         state, error_text = (
@@ -91,18 +95,23 @@ def _row(run_dir: Path) -> Row:
         )
     if state == "queued" and not is_alive(status):
         state = "not started" if status.step == 0 else "interrupted"
-    lines = _tail(run_dir / "metrics.jsonl")
-    steps = {int(line["step"]): line for line in lines if "reward" in line and "step" in line}
+    lines, damage = _tail(run_dir / "metrics.jsonl")
+    steps = {line["step"]: line for line in lines if "reward" in line}
     left = _time_left(steps, status.step, status.total) if state == "running" else None
     return Row(
-        status.sweep or run_dir.parent.name, status.identity or run_dir.name, status.name,
+        run_dir.parent.name, status.identity or run_dir.name, status.name,
         state, status.step, status.total,
-        _last(steps, "reward"), _last(steps, "spectral/effective_rank"), left, error_text, log,
+        _last(steps, "reward"), _last(steps, "spectral/effective_rank"), left, error_text, log, damage,
     )  # fmt: skip
 
 
-def _tail(path: Path) -> list[dict[str, Any]]:
-    """The last whole lines of a file of JSON lines; what is being written at this moment is left out."""
+def _tail(path: Path) -> tuple[list[dict[str, Any]], str | None]:
+    """The last whole lines of metrics.jsonl, and a sentence when some of them, or the file, cannot be read.
+
+    What is being written at this moment is left out.
+    """
+    from grpo_sweeps.tracking.lines import left_out, line_fault
+
     try:
         with open(path, "rb") as file:
             size = file.seek(0, 2)
@@ -110,22 +119,27 @@ def _tail(path: Path) -> list[dict[str, Any]]:
             file.seek(start)
             text = file.read().decode("utf-8", errors="replace")
     except FileNotFoundError:
-        return []
-    found = []
+        return [], None
+    except OSError as error:
+        return [], f"{path} cannot be read: {error.strerror}."
+    found, faults = [], []
     for line in text.split("\n")[1 if start else 0 : -1]:
         try:
             value = json.loads(line)
+            fault = line_fault(value)
         except ValueError:
-            continue  # a line that a killed run left half written; the record's reader reports it
-        if isinstance(value, dict):
+            fault = "it is no JSON"
+        if fault:
+            faults.append(fault)
+        else:
             found.append(value)
-    return found
+    return found, left_out(path, faults) if faults else None
 
 
 def _time_left(steps: dict[int, dict[str, Any]], done: int, total: int) -> float | None:
     """Seconds, from the times at which the last steps were written (evaluations between them are in it)."""
     recent = sorted(steps)[-10:]
-    if len(recent) < 2 or not all("time" in steps[step] for step in recent):
+    if len(recent) < 2:
         return None
     pace = (steps[recent[-1]]["time"] - steps[recent[0]]["time"]) / (recent[-1] - recent[0])
     return max(0.0, pace * (total - done))
@@ -137,7 +151,8 @@ def _last(steps: dict[int, dict[str, Any]], key: str) -> float | None:
 
 
 def _cells(row: Row) -> tuple[str, ...]:
-    left = "" if row.left_s is None else time.strftime("%H:%M:%S", time.gmtime(row.left_s))
+    seconds = int(row.left_s or 0)
+    left = "" if row.left_s is None else f"{seconds // 3600:02}:{seconds // 60 % 60:02}:{seconds % 60:02}"
     numbers = ["" if value is None else f"{value:.3f}" for value in (row.reward, row.effective_rank)]
     cells = (row.name, row.state, f"{row.step}/{row.total}", *numbers, left, row.log)
     return tuple("".join(char if char.isprintable() else " " for char in cell) for cell in cells)

@@ -109,12 +109,12 @@ def _sync(folder: Path, arguments: Arguments) -> int:
     from grpo_sweeps.tracking.mlflow_store import StoreError, resolve_uri
     from grpo_sweeps.tracking.provenance import redact
 
-    if find_spec("mlflow") is None:
-        raise ConfigError("mlflow is not installed here: pip install mlflow, or run sync where it is.")
     tracking = configured(folder)
     wanted = None if arguments.uri == "env" else arguments.uri or tracking.get("uri")
-    uri = resolve_uri(wanted)
-    experiment = arguments.experiment or tracking.get("experiment") or "grpo_sweeps"
+    uri = resolve_uri(None if wanted is None else str(wanted))
+    if find_spec("mlflow") is None:
+        raise ConfigError("mlflow is not installed here: pip install mlflow, or run sync where it is.")
+    experiment = arguments.experiment or str(tracking.get("experiment") or "grpo_sweeps")
     folder.mkdir(parents=True, exist_ok=True)
     mirror = Mirror(folder, uri, experiment, arguments.run)
     if arguments.follow and sys.stdin is not None:

@@ -10,12 +10,13 @@ import numpy as np
 import torch
 
 from grpo_sweeps.config import RunConfig
+from grpo_sweeps.config_checks import check_data
 from grpo_sweeps.engine.gram import GradientGram
 from grpo_sweeps.engine.optim import MasterAdamW
 from grpo_sweeps.engine.policy import Policy, load_policy, resolve_device
 from grpo_sweeps.engine.sampler import row_seed
 from grpo_sweeps.functions import load_function
-from grpo_sweeps.types import ConfigError, EstimatorFunction, Problem, RewardFunction, TaskData
+from grpo_sweeps.types import EstimatorFunction, Problem, RewardFunction, TaskData
 
 
 @dataclass
@@ -65,7 +66,7 @@ def prepare(config: RunConfig) -> Setup:
     reward = load_function(config.reward, "reward", positional=3)
     estimator = load_function(config.estimator, "estimator", positional=1)
     data = load_function(config.task.function, "task", positional=0)()
-    _check_data(data, config)
+    check_data(data, config)
     policy = load_policy(config.model, resolve_device(config.trainer.device))
     gram = GradientGram(policy.model) if config.analysis.every else None
     optimizer = MasterAdamW(policy.model.parameters(), config.trainer)
@@ -76,19 +77,6 @@ def micro_batch_groups(config: RunConfig) -> int:
     """Whole groups in a micro-batch."""
     rows = config.trainer.micro_batch or max(config.R, 32 // config.R * config.R)
     return rows // config.R
-
-
-def _check_data(data: TaskData, config: RunConfig) -> None:
-    if len(data.train) < config.trainer.prompts:
-        raise ConfigError(
-            f"trainer.prompts={config.trainer.prompts}: the task has {len(data.train)} training problems; "
-            f"allowed are as many at most"
-        )
-    if config.trainer.eval_every and len(data.held_out) < config.trainer.eval_problems:
-        raise ConfigError(
-            f"trainer.eval_problems={config.trainer.eval_problems}: the task has {len(data.held_out)} held-out "
-            f"problems; allowed are as many at most"
-        )
 
 
 _PERMUTATIONS: dict[tuple[int, int], np.ndarray] = {}

@@ -3,7 +3,7 @@
 from grpo_sweeps import load_sweep
 sweep = load_sweep("paper_table1")
 sweep.groups.groupby(["arm", "R"]).effective_rank.mean()
-sweep.gram(sweep.groups.index[0])          # the R x R Gram of that group's scores
+sweep.gram(sweep.groups[sweep.groups.measured].index[0])  # the R x R Gram of that group's scores
 """
 
 from __future__ import annotations
@@ -75,9 +75,14 @@ class Sweep:
         Raises KeyError when the group was not measured, or not by that name.
         """
         record = self.records[group]
+        if record.gram is None:
+            raise KeyError(
+                f"group {group} was not measured (all rewards equal, or measurement off); "
+                "choose a row of groups with measured=True"
+            )
         gram = record.gram if by is None else record.gram_by.get(by)
         if gram is None:
-            raise KeyError(f"group {group} has no Gram{'' if by is None else f' for {by!r}'}")
+            raise KeyError(f"group {group} has no Gram for {by!r}")
         return gram
 
     @property
@@ -100,7 +105,7 @@ def load_sweep(name: str | None = None, runs_dir: str | Path = "runs") -> Sweep:
         try:
             configs[run_dir.name] = _read_config(run_dir)
             statuses[run_dir.name] = _read_state(run_dir, configs[run_dir.name])
-        except RecordError as error:
+        except (OSError, ValueError, TypeError) as error:  # RecordError is a ValueError
             configs.pop(run_dir.name, None)
             notes.append(f"Run {run_dir.name} was left out: {error}")
     if not configs:
@@ -188,7 +193,7 @@ def _runs_frame(
 def _read_records(
     path: Path, runs: pd.DataFrame, notes: list[str]
 ) -> tuple[dict[str, pd.DataFrame], list[GroupRecord]]:
-    parts: dict[str, list[pd.DataFrame]] = {"metrics": [], "groups": [], "evals": [], "completions": []}
+    parts: dict[str, list[pd.DataFrame]] = {kind: [] for kind in _COLUMNS}
     records: list[GroupRecord] = []
     for run in runs.itertuples():
         folder = str(run.path)
@@ -200,14 +205,14 @@ def _read_records(
                 "evals": _records_frame(read_evals(folder), EvalRecord),
                 "completions": _records_frame(read_completions(folder), Completion),
             }
-        except (RecordError, OSError, ValueError) as error:
+        except (OSError, ValueError, KeyError, TypeError) as error:  # RecordError is a ValueError
             notes.append(f"The record of run {run.run} ({run.name}) was left out: {' '.join(str(error).split())}")
             continue
         records += groups
         for kind, frame in frames.items():
             tags = pd.DataFrame({"run": run.run, "arm": run.arm, "R": run.R, "seed": run.seed}, index=frame.index)
             parts[kind].append(pd.concat([tags, frame.drop(columns="R", errors="ignore")], axis=1))
-    return {kind: _together(frames) for kind, frames in parts.items()}, records
+    return {kind: _together(frames, _COLUMNS[kind]) for kind, frames in parts.items()}, records
 
 
 def _records_frame(records: list[Any], kind: type) -> pd.DataFrame:
@@ -215,9 +220,17 @@ def _records_frame(records: list[Any], kind: type) -> pd.DataFrame:
     return pd.DataFrame([[getattr(r, n) for n in names] for r in records], columns=names)
 
 
-def _together(frames: list[pd.DataFrame]) -> pd.DataFrame:
+_COLUMNS = {
+    "metrics": ["step", "time"],
+    "groups": [name for name in group_rows([]).columns if name != "R"],
+    "evals": [f.name for f in fields(EvalRecord)],
+    "completions": [f.name for f in fields(Completion)],
+}  # of a sweep of whose runs no record can be read
+
+
+def _together(frames: list[pd.DataFrame], columns: list[str]) -> pd.DataFrame:
     """One frame; empty parts give their columns only (they would turn numbers into objects)."""
     filled = [f for f in frames if len(f)]
     if filled:
         return pd.concat(filled, ignore_index=True)
-    return frames[0] if frames else pd.DataFrame(columns=["run", "arm", "R", "seed", "step"])
+    return frames[0] if frames else pd.DataFrame(columns=["run", "arm", "R", "seed", *columns])

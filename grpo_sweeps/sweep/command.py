@@ -7,6 +7,7 @@ import shlex
 from collections.abc import Sequence
 from typing import Any, NoReturn
 
+from grpo_sweeps.sweep.paths import conf_dir
 from grpo_sweeps.types import ConfigError
 
 PROGRAM = "python -m grpo_sweeps.run"
@@ -26,6 +27,9 @@ def parse(argv: Sequence[str]) -> tuple[argparse.Namespace, argparse.ArgumentPar
     files = [item for item in args.overrides if _key(item) == "sweeps"]
     if len(files) > 1 or any("," in item for item in files):
         raise ConfigError(f"{' '.join(files)}: one sweep at a time; give one +sweeps=NAME")
+    if args.resolve and not (args.cfg or args.help):
+        raise ConfigError("--resolve: belongs to --cfg; write --cfg job --resolve, or leave it out")
+    _check_groups(args.overrides)
     if files:
         name = files[0].partition("=")[2]
         args.overrides = [f"+sweeps={name}" if item == files[0] else item for item in args.overrides]
@@ -40,6 +44,24 @@ def command_of(hydra_config: Any) -> str:
     several = "hydra.mode=MULTIRUN" in overrides and not any(_key(item) == "sweeps" for item in overrides)
     shown = [item for item in overrides if not item.startswith("hydra.mode=")]
     return " ".join([PROGRAM, *(["-m"] if several else []), *(shlex.quote(item) for item in shown)])
+
+
+def _check_groups(overrides: Sequence[str]) -> None:
+    """One choice a group: of two, Hydra would take the last; without any, the schema's defaults without a word."""
+    groups = {path.parent.relative_to(conf_dir()).as_posix() for path in conf_dir().rglob("*.yaml")} - {"."}
+    groups |= {"hydra/launcher", "hydra/sweeper"}
+    given: dict[str, str] = {}
+    for item in overrides:
+        key = _key(item)
+        if key not in groups:
+            continue
+        if item.startswith("~"):
+            raise ConfigError(f"{item}: a run needs a choice of {key}; give another with {key}=NAME")
+        if key in given:
+            raise ConfigError(
+                f"{given[key]} {item}: two choices of one group; give one (with -m, {key}=A,B is an axis)"
+            )
+        given[key] = item
 
 
 def _key(override: str) -> str:

@@ -7,7 +7,7 @@ import logging
 import os
 import time
 import traceback
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -16,12 +16,14 @@ from typing import Any
 from grpo_sweeps.config import RunConfig, to_mapping
 from grpo_sweeps.sweep.identity import identity
 from grpo_sweeps.sweep.ledger import status_or_none
+from grpo_sweeps.sweep.say import say
 from grpo_sweeps.tracking import provenance
 from grpo_sweeps.tracking.atomic import write_text
 from grpo_sweeps.tracking.status import ENDED, RunStatus, StatusWriter
 from grpo_sweeps.types import ConfigError
 
 CONFIG_FILE, LOG_FILE, LOCK_FILE = "config.yaml", "log.txt", ".lock"
+INTERRUPTED = "interrupted (Ctrl-C or SIGTERM)"
 
 
 @dataclass(frozen=True)
@@ -47,19 +49,50 @@ class RunResult:
         return Path(self.run_dir) / LOG_FILE
 
 
-def execute(frozen: Mapping[str, Any], run_dir: Path | str, *, name: str = "", command: str = "") -> RunResult:
+def _never() -> bool:
+    return False
+
+
+@dataclass(frozen=True)
+class Signals:
+    """What the process has heard: `interrupted` Ctrl-C or SIGTERM, `requeued` that Submitit has put its job back in
+    the queue."""
+
+    interrupted: Callable[[], bool] = _never
+    requeued: Callable[[], bool] = _never
+
+
+def execute(
+    frozen: Mapping[str, Any],
+    run_dir: Path | str,
+    *,
+    name: str = "",
+    command: str = "",
+    signals: Signals = Signals(),
+) -> RunResult:
     """Train the run that `frozen` describes (the written form of RunConfig) in `run_dir`; returns, whatever happened
     to it.
 
     A failure is in the result, in status.json and, with its traceback, in log.txt. Ctrl-C gives the state
-    `interrupted`. Only what asks the process itself to end is raised on: SystemExit (a requeued job) and submitit's
-    UncompletedJobError. A run that has finished in the meantime, or that another process holds, is left alone.
+    `interrupted`. Only what asks the process itself to end is raised on: the SystemExit of a requeued job and
+    submitit's UncompletedJobError. A run that has finished in the meantime, or that another process holds, is left
+    alone. A folder that cannot be written (a full disk) is a failure too, although only the result can say so.
     """
     config = RunConfig.from_mapping(frozen)
-    run_dir = Path(run_dir)
+    run_dir, name = Path(run_dir), name or f"R={config.R} seed={config.seed}"
+    try:
+        return _execute(config, run_dir, name, command, signals)
+    except OSError as error:
+        say(f"{name}: its folder could not be written ({_reason(error)})")
+        total = config.trainer.steps
+        return RunResult(identity(config), name, "failed", str(run_dir), total=total, error=_reason(error))
+
+
+def _execute(config: RunConfig, run_dir: Path, name: str, command: str, signals: Signals) -> RunResult:
+    """`execute` up to what the file system refuses."""
     run_dir.mkdir(parents=True, exist_ok=True)
     status = RunStatus(
-        state="running", identity=identity(config), name=name or f"R={config.R} seed={config.seed}", sweep=config.sweep,
+        state="running", identity=identity(config), name=name, sweep=config.sweep,
         total=config.trainer.steps, host=provenance.host(), pid=os.getpid(), job_id=provenance.job_id(),
         started=time.time(), command=command,
     )  # fmt: skip
@@ -74,11 +107,18 @@ def execute(frozen: Mapping[str, Any], run_dir: Path | str, *, name: str = "", c
             step=previous.step if previous else 0,
         )  # fmt: skip
         write_text(run_dir / CONFIG_FILE, _yaml(to_mapping(config)))
-        with _logged_to(run_dir / LOG_FILE) as log, StatusWriter(run_dir, status) as writer:
-            return _train(config, run_dir, writer, log)
+        result = None
+        try:
+            with _logged_to(run_dir / LOG_FILE) as log, StatusWriter(run_dir, status) as writer:
+                result = _train(config, run_dir, writer, log, signals)
+        except OSError as error:
+            if result is None or result.ok:  # nothing, or not the truth, stands in its status
+                raise
+            _say_unwritten(result.name, error)
+        return result
 
 
-def _train(config: RunConfig, run_dir: Path, writer: StatusWriter, log: logging.Logger) -> RunResult:
+def _train(config: RunConfig, run_dir: Path, writer: StatusWriter, log: logging.Logger, signals: Signals) -> RunResult:
     """Call the training loop and record how it ended."""
     log.info(
         "run %s (%s) starts on %s, process %d",
@@ -94,29 +134,45 @@ def _train(config: RunConfig, run_dir: Path, writer: StatusWriter, log: logging.
         def heartbeat(done: int, total: int, metrics: Mapping[str, float]) -> None:
             writer.step(done)
             log.info("step %d/%d  %s", done, total, _numbers(metrics))
+            if signals.interrupted():  # a bare `except` of a library has swallowed the KeyboardInterrupt
+                raise KeyboardInterrupt
 
         train(config, run_dir, heartbeat, writer.status.name)
     except KeyboardInterrupt:
         log.info("interrupted")
-        writer.update(state="interrupted", ended=time.time(), error="interrupted (Ctrl-C or SIGTERM)")
-    except SystemExit:
-        # Submitit has saved this job and handed it back to the queue.
-        log.info("stopped by a signal; the job is queued again")
-        writer.update(state="queued")
-        raise
-    except Exception as error:
+        _note(writer, state="interrupted", ended=time.time(), error=INTERRUPTED)
+    except (Exception, SystemExit) as error:  # SystemExit: a function of the user's own may call sys.exit
+        if isinstance(error, SystemExit) and signals.requeued():
+            log.info("stopped by a signal; the job is queued again")
+            _note(writer, state="queued")
+            raise
         if _is_not_requeued(error):
             log.info("%s", error)
-            writer.update(state="interrupted", ended=time.time(), error=str(error))
+            _note(writer, state="interrupted", ended=time.time(), error=str(error))
             raise
         log.error("%s", traceback.format_exc().rstrip())
-        config_error = isinstance(error, ConfigError)
-        writer.update(state="failed", ended=time.time(), error=str(error) if config_error else _reason(error))
+        if signals.interrupted():  # a library has made an error of its own of the KeyboardInterrupt
+            _note(writer, state="interrupted", ended=time.time(), error=INTERRUPTED)
+        else:
+            config_error = isinstance(error, ConfigError)
+            _note(writer, state="failed", ended=time.time(), error=str(error) if config_error else _reason(error))
     else:
         log.info("finished")
         done = max(config.trainer.steps, writer.status.step)
         writer.update(state="finished", ended=time.time(), step=done, error=None)
     return replace(_result(run_dir, writer.status), config_error=config_error)
+
+
+def _note(writer: StatusWriter, **changes: Any) -> None:
+    """Write how a run ended; where that cannot be written, the result still says it."""
+    try:
+        writer.update(**changes)
+    except OSError as error:
+        _say_unwritten(writer.status.name, error)
+
+
+def _say_unwritten(name: str, error: OSError) -> None:
+    say(f"{name}: its status could not be written ({_reason(error)})")
 
 
 def result_of(run_dir: Path) -> RunResult | None:
@@ -135,7 +191,7 @@ def _reason(error: BaseException) -> str:
     return f"{type(error).__name__}: {lines[0]}" if lines else type(error).__name__
 
 
-def _is_not_requeued(error: Exception) -> bool:
+def _is_not_requeued(error: BaseException) -> bool:
     """Submitit raises UncompletedJobError inside the loop when a job's time is up for good. Known by name."""
     return any(
         cls.__name__ == "UncompletedJobError" and cls.__module__.startswith("submitit.") for cls in type(error).__mro__

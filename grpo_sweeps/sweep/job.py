@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from grpo_sweeps.sweep.execute import RunResult, execute
+from grpo_sweeps.sweep.execute import RunResult, Signals, execute
 from grpo_sweeps.sweep.launch import MIRROR_LOG, RunFailed
 
 
@@ -19,16 +19,20 @@ class RunJob:
     def __init__(self, copies: bool = False) -> None:
         """copies: this job copies its own record to an MLflow server while it runs."""
         self.copies = copies
+        self._requeued = False
 
     def __call__(
         self, frozen: Mapping[str, Any], run_dir: str, name: str, command: str, import_paths: list[str]
     ) -> RunResult:
         """Execute the run; raises RunFailed after a failure, so that the scheduler's books say FAILED too."""
+        self._requeued = False  # checkpoint() has pickled this object with True in it
         for path in import_paths:  # where the user's own task, reward or estimator was found when the run was checked
             if path not in sys.path:
                 sys.path.append(path)
         with self._mirror(frozen, Path(run_dir)):
-            result = execute(frozen, run_dir, name=name, command=command)
+            result = execute(
+                frozen, run_dir, name=name, command=command, signals=Signals(requeued=lambda: self._requeued)
+            )
         if not result.ok:
             raise RunFailed([result])
         return result
@@ -46,4 +50,5 @@ class RunJob:
         """The same run again: it goes on from the last checkpoint in its folder."""
         import submitit
 
+        self._requeued = True
         return submitit.helpers.DelayedSubmission(self, *args, **kwargs)

@@ -22,12 +22,13 @@ from pathlib import Path
 from typing import Any
 
 from grpo_sweeps.config import RunConfig, flatten, shown, to_mapping
-from grpo_sweeps.config_checks import check, check_functions, check_launch
+from grpo_sweeps.config_checks import check, check_device, check_functions, check_launch, check_tasks
 from grpo_sweeps.sweep import paths
 from grpo_sweeps.sweep.command import command_of
-from grpo_sweeps.sweep.execute import RunResult, execute
+from grpo_sweeps.sweep.execute import RunResult, Signals, execute
 from grpo_sweeps.sweep.identity import display_names, identity, is_irrelevant
 from grpo_sweeps.sweep.ledger import Decision, decide, set_aside, status_or_none
+from grpo_sweeps.sweep.say import say
 from grpo_sweeps.tracking import provenance
 from grpo_sweeps.tracking.status import RunStatus, write_status
 from grpo_sweeps.types import ConfigError
@@ -77,9 +78,10 @@ class RunFailed(RuntimeError):
 Start = Callable[[Plan], list[RunResult]]
 
 
-def plan(composed: Sequence[Any], overrides: Sequence[Sequence[str]], command: str = "") -> Plan:
+def plan(composed: Sequence[Any], overrides: Sequence[Sequence[str]], command: str = "", here: bool = False) -> Plan:
     """Hydra's composed configs (one a run, with the overrides of each) -> what is to be done. Writes nothing.
 
+    here: the runs will be in this process, so their device must be one of this machine's.
     Raises ConfigError for the first run that cannot be run, and for runs that differ only in what cannot change a
     result.
     """
@@ -98,8 +100,15 @@ def plan(composed: Sequence[Any], overrides: Sequence[Sequence[str]], command: s
         run_id = identity(config)
         run_dir = paths.run_dir(config.runs_dir, config.sweep, run_id)
         runs.append(PlannedRun(config, run_id, name, run_dir, decide(run_dir, config.trainer.steps, redo, commit)))
+    due = [run.config for run in runs if run.decision.action != "skip"]
+    if here:
+        for device in {config.trainer.device for config in due}:
+            check_device(device)
+    dry = bool(composed[0].get("dry_run"))
+    if not dry:  # which downloads nothing
+        check_tasks(due)
     identities = tuple(identity(config) for config in configs)
-    return Plan(tuple(runs), identities, bool(composed[0].get("dry_run")), command, tuple(notes))
+    return Plan(tuple(runs), identities, dry, command, tuple(notes))
 
 
 def launch(plan: Plan, start: Start, jobs_copy: bool = False) -> list[RunResult]:
@@ -135,19 +144,22 @@ def single(composed: Any) -> list[RunResult]:
         raise ConfigError(
             f"hydra/launcher={launcher}: needs -m (without it the run would start on this machine); add -m, or drop it"
         )
-    return launch(plan([composed], [list(hydra.overrides.task)], command_of(hydra)), run_here)
+    return launch(plan([composed], [list(hydra.overrides.task)], command_of(hydra), here=True), run_here)
 
 
 def run_here(plan: Plan) -> list[RunResult]:
     """Execute the due runs one after the other in this process. Ctrl-C and SIGTERM end the run at hand and start no
     other."""
     results: list[RunResult] = []
-    with _sigterm_as_interrupt():
+    with _interrupts() as interrupts:
+        signals = Signals(interrupted=lambda: interrupts.heard)
         for run in plan.due:
-            results.append(execute(run.frozen, run.run_dir, name=run.name, command=plan.command))
-            if results[-1].state == "interrupted":
+            results.append(execute(run.frozen, run.run_dir, name=run.name, command=plan.command, signals=signals))
+            ended = results[-1].state
+            if ended == "interrupted" or interrupts.heard:
                 left = len(plan.due) - len(results)
-                say(f"interrupted: {run.name} goes on from its last checkpoint when the command is given again"
+                more = "goes on from its last checkpoint when the command is given again"
+                say(f"interrupted: {run.name} {more if ended == 'interrupted' else 'is ' + ended}"
                     + (f"; {left} more not started" if left else ""))  # fmt: skip
                 raise KeyboardInterrupt
             _free_memory()
@@ -179,11 +191,6 @@ def to_server(config: RunConfig) -> bool:
     return config.tracking.kind == "mlflow" and resolve_uri(config.tracking.uri).startswith(("http://", "https://"))
 
 
-def say(text: str) -> None:
-    """One plain line to the person, without the control characters that an error message may carry."""
-    print("".join(char if char.isprintable() else " " for char in text), file=sys.stderr, flush=True)
-
-
 def _distinct(configs: Sequence[RunConfig], names: Sequence[str]) -> tuple[list[tuple[RunConfig, str]], list[str]]:
     """Runs given twice (x=1,1) are kept once; runs that share an identity but not their configuration are refused."""
     seen: dict[str, tuple[RunConfig, str]] = {}
@@ -212,6 +219,16 @@ def _distinct_functions(kept: Sequence[tuple[RunConfig, str]]) -> list[RunConfig
 
 def _prepare(run: PlannedRun, command: str) -> None:
     """Make the run's folder and say that it waits, so that `status` knows what is still to come."""
+    try:
+        _queue(run, command)
+    except OSError as error:
+        raise ConfigError(
+            f"runs_dir={run.config.runs_dir}: {run.run_dir} cannot be made or written ({error.strerror or error}); "
+            f"a folder that this user may write is needed"
+        ) from error
+
+
+def _queue(run: PlannedRun, command: str) -> None:
     if run.decision.action == "redo":
         set_aside(run.run_dir)
     run.run_dir.mkdir(parents=True, exist_ok=True)
@@ -253,21 +270,34 @@ def _print_outcome(results: Sequence[RunResult]) -> None:
         say(f"  {result.name:<{width}}  {result.state}  {result.error or 'no reason recorded'}  log: {result.log}")
 
 
+@dataclass
+class _Interrupts:
+    """Has Ctrl-C or SIGTERM come? Kept, because a library's bare `except` may swallow the KeyboardInterrupt."""
+
+    heard: bool = False
+
+
 @contextmanager
-def _sigterm_as_interrupt() -> Iterator[None]:
+def _interrupts() -> Iterator[_Interrupts]:
     """`kill` and a cancelled interactive allocation should leave the state `interrupted`, as Ctrl-C does."""
+    interrupts = _Interrupts()
     if threading.current_thread() is not threading.main_thread():
-        yield
+        yield interrupts
         return
 
     def interrupt(signum: int, frame: object) -> None:
+        interrupts.heard = True
         raise KeyboardInterrupt
 
-    before = signal.signal(signal.SIGTERM, interrupt)
+    numbers = [signal.SIGTERM]
+    if signal.getsignal(signal.SIGINT) is signal.default_int_handler:  # a process in the background may ignore it
+        numbers.append(signal.SIGINT)
+    before = {number: signal.signal(number, interrupt) for number in numbers}
     try:
-        yield
+        yield interrupts
     finally:
-        signal.signal(signal.SIGTERM, before)
+        for number, handler in before.items():
+            signal.signal(number, handler)
 
 
 def _free_memory() -> None:

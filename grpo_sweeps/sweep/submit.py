@@ -20,8 +20,9 @@ from typing import Any
 
 from grpo_sweeps.sweep.execute import RunResult, result_of
 from grpo_sweeps.sweep.job import RunJob
-from grpo_sweeps.sweep.launch import Plan, PlannedRun, say, to_server
+from grpo_sweeps.sweep.launch import Plan, PlannedRun, to_server
 from grpo_sweeps.sweep.ledger import status_or_none
+from grpo_sweeps.sweep.say import say
 from grpo_sweeps.tracking.status import RunStatus, write_status
 from grpo_sweeps.types import ConfigError
 
@@ -193,27 +194,33 @@ def _wait(waiting: dict[PlannedRun, Any], poll_s: float) -> list[RunResult]:
 
 def _result_of_job(run: PlannedRun, job: Any) -> RunResult:
     """The run's own account of its end; where the job was killed without a word, that is written down for it."""
-    result = result_of(run.run_dir)
+    result, error = result_of(run.run_dir), ""
     if result is None:
         state = str(job.state)
-        _end(
-            run, "interrupted", f"job {job.job_id} ended without a word (state {state}); its output: {job.paths.stderr}"
-        )
+        error = f"job {job.job_id} ended without a word (state {state}); its output: {job.paths.stderr}"
+        _end(run, "interrupted", error)
         result = result_of(run.run_dir)
-    assert result is not None
-    return result
+    return result or RunResult(run.identity, run.name, "interrupted", str(run.run_dir), error=error)
 
 
 def _end(run: PlannedRun, state: Any, error: str) -> None:
     before = status_or_none(run.run_dir) or RunStatus(state="queued", identity=run.identity, name=run.name)
-    write_status(run.run_dir, replace(before, state=state, error=error, ended=time.time()))
+    _write(run, replace(before, state=state, error=error, ended=time.time()))
+
+
+def _write(run: PlannedRun, status: RunStatus) -> None:
+    """Where the status cannot be written (a full disk), the other runs are still waited for."""
+    try:
+        write_status(run.run_dir, status)
+    except OSError as error:
+        say(f"{run.name}: its status could not be written ({error})")
 
 
 def _note_job(run: PlannedRun, job_id: str) -> None:
     """Put the job's number beside a run that still waits; a run that has started has written it itself."""
     status = status_or_none(run.run_dir)
     if status and status.state == "queued":
-        write_status(run.run_dir, replace(status, job_id=job_id))
+        _write(run, replace(status, job_id=job_id))
 
 
 def _check_tasks(params: Mapping[str, Any]) -> None:

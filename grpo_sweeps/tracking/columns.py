@@ -2,15 +2,14 @@
 
 A field added to a record in `types.py` is stored without a change here; a file written before it was added is read with
 the field's default. Square arrays (Grams) are stored flat as float64 and come back bit for bit: in Parquet as they are,
-in a JSON line as base64 of their little-endian bytes. NaN and infinities in a JSON line are the strings below, since
-JSON has no such numbers.
+in a JSON line as base64 of their little-endian bytes. NaN and infinities in a JSON line are strings (see
+`lines`), since JSON has no such numbers.
 """
 
 from __future__ import annotations
 
 import base64
 import itertools
-import math
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import MISSING, Field, fields
 from math import isqrt
@@ -19,7 +18,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-NON_FINITE = {"NaN": math.nan, "Infinity": math.inf, "-Infinity": -math.inf}
+from grpo_sweeps.tracking.lines import number_from_json, number_to_json
 
 _FLOATS = pa.list_(pa.float64())
 _ARROW: dict[str, pa.DataType] = {
@@ -42,20 +41,6 @@ _CAST: dict[str, Callable[[Any], Any]] = {
     "tuple[bool, ...]": lambda v: tuple(map(bool, v)),
     "tuple[str, ...]": lambda v: tuple(map(str, v)),
 }  # fmt: skip
-
-
-def number_to_json(value: float) -> float | str:
-    """A finite number as it is; NaN, Infinity and -Infinity by name."""
-    if math.isfinite(value):
-        return value
-    return "NaN" if math.isnan(value) else ("Infinity" if value > 0 else "-Infinity")
-
-
-def number_from_json(value: Any) -> Any:
-    """The inverse of `number_to_json`; None (a metric written as null) is NaN."""
-    if value is None:
-        return math.nan
-    return NON_FINITE.get(value, value) if isinstance(value, str) else value
 
 
 def _square(array: Any, name: str) -> np.ndarray:

@@ -23,6 +23,7 @@ import pyarrow.parquet as pq
 
 from grpo_sweeps.tracking.atomic import write_bytes, write_with
 from grpo_sweeps.tracking.columns import Columns
+from grpo_sweeps.tracking.status import RecordError
 
 JOURNAL = "journal.jsonl"
 MERGE_AT = 16  # segments: one file costs a reader about a millisecond, and a sweep has hundreds of run folders
@@ -173,7 +174,10 @@ class Journal:
             self._lines = None
 
     def table(self) -> pa.Table:
-        """Every record once, sorted. May be called while another process writes, compacts or merges."""
+        """Every record once, sorted. May be called while another process writes, compacts or merges.
+
+        Raises RecordError, one sentence, for a file that is damaged.
+        """
         for attempt in range(20):
             journal = self._journal_table()  # first: what a compaction takes out of it is then found in a segment
             try:
@@ -190,8 +194,12 @@ class Journal:
         return self.columns.records(self.table())
 
     def _journal_table(self) -> pa.Table:
-        rows = [self.columns.json_to_row(line) for line in read_lines(self.folder / JOURNAL)]
-        return self.columns.table(rows)
+        path = self.folder / JOURNAL
+        lines = read_lines(path)
+        try:
+            return self.columns.table([self.columns.json_to_row(line) for line in lines])
+        except (pa.ArrowException, ValueError, KeyError, TypeError, AttributeError) as error:
+            raise _damaged(path, error) from error
 
     def _segments(self) -> list[Path]:
         if not self.folder.is_dir():
@@ -199,8 +207,13 @@ class Journal:
         return sorted((p for p in self.folder.iterdir() if _SEGMENT.fullmatch(p.name)), key=_numbers)
 
     def _read_segment(self, path: Path) -> pa.Table:
-        with open(path, "rb") as file:
-            return self.columns.conform(pq.read_table(file))
+        try:
+            with open(path, "rb") as file:
+                return self.columns.conform(pq.read_table(file))
+        except FileNotFoundError:
+            raise  # merged away meanwhile
+        except (pa.ArrowException, OSError, ValueError, KeyError) as error:
+            raise _damaged(path, error) from error
 
     def _write_segment(self, table: pa.Table, number: int | None = None) -> None:
         if number is None:
@@ -221,6 +234,10 @@ class Journal:
         frame = table.select(self.order).to_pandas()
         rows = frame.sort_values(self.order, kind="stable").index.to_numpy()
         return table if np.array_equal(rows, np.arange(len(rows))) else table.take(pa.array(rows))
+
+
+def _damaged(path: Path, error: Exception) -> RecordError:
+    return RecordError(f"{path} is damaged: {' '.join(str(error).split())[:200]}")
 
 
 def _numbers(path: Path) -> tuple[int, int, int]:

@@ -11,6 +11,7 @@ One process writes a run's record; any number may read it meanwhile. A run that 
 from __future__ import annotations
 
 import time
+import warnings
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -19,8 +20,8 @@ import numpy as np
 import pandas as pd
 import yaml
 
-from grpo_sweeps.tracking.columns import number_from_json, number_to_json
 from grpo_sweeps.tracking.journal import Journal, LineFile, read_lines
+from grpo_sweeps.tracking.lines import left_out, line_fault, number_from_json, number_to_json
 from grpo_sweeps.tracking.status import RecordError, RunStatus, read_status, write_status
 from grpo_sweeps.types import Completion, EvalRecord, GroupRecord
 
@@ -107,7 +108,7 @@ class LocalRecord:
 
     def truncate_after(self, step: int) -> None:
         """Drop every record of a step later than `step` (going on from a checkpoint). -1 drops all."""
-        self._metrics.keep(lambda line: line["step"] <= step)
+        self._metrics.keep(lambda line: line_fault(line) is None and line["step"] <= step)
         for journal in self._journals:
             journal.truncate_after(step)
 
@@ -173,11 +174,19 @@ def read_metrics(run_dir: Path | str) -> pd.DataFrame:
     """One row a step, sorted: `step`, `time` and each metric as float64; NaN where a step has no value.
 
     Of a value written twice for a step the last is kept; lines of one step with different names (training and
-    evaluation) become one row. Without a record: an empty frame with the columns `step` and `time`.
+    evaluation) become one row. Without a record: an empty frame with the columns `step` and `time`. Lines without a
+    step or a time, or with a value that is no number, are left out with one warning.
     """
+    path = Path(run_dir) / METRICS
     by_step: dict[int, dict[str, Any]] = {}
-    for line in read_lines(Path(run_dir) / METRICS):
-        by_step.setdefault(line["step"], {}).update(line)
+    faults = []
+    for line in read_lines(path):
+        if fault := line_fault(line):
+            faults.append(fault)
+        else:
+            by_step.setdefault(line["step"], {}).update(line)
+    if faults:
+        warnings.warn(left_out(path, faults), stacklevel=2)
     names = list(dict.fromkeys(name for row in by_step.values() for name in row)) or ["step", "time"]
     steps = sorted(by_step)
     data: dict[str, Any] = {

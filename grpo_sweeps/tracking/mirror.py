@@ -98,7 +98,9 @@ class Mirror:
                         total.add(copying.copy_run(self._store, folder, status, parent_id, verify))
                         self._seen[folder] = looks[folder]
             except (RefusedError, OSError, ValueError) as error:
-                self.problems.append(f"{folder}: {redact(str(error))}")
+                self.problems.append(f"{folder}: {redact(' '.join(str(error).split()))}")
+            except (KeyError, TypeError, AttributeError) as error:  # a damaged file must not stop the other runs
+                self.problems.append(f"{folder}: its files are damaged ({redact(repr(error))}).")
         if self.only is not None and statuses[0].state != "running":  # else the parent runs, whatever the others do
             statuses = [status for _, status in copying.read_statuses(self.sweep_dir)[0]]
         with locked(parent_lock, 30.0):

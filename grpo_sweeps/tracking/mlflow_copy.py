@@ -11,6 +11,7 @@ FINISHED means that all of it is there.
 
 from __future__ import annotations
 
+import functools
 import getpass
 import hashlib
 import json
@@ -22,8 +23,8 @@ from typing import Any
 
 import pyarrow.parquet as pq
 
-from grpo_sweeps.tracking.columns import number_from_json
 from grpo_sweeps.tracking.copy_state import CopyState, StoreState
+from grpo_sweeps.tracking.lines import left_out, line_fault, number_from_json
 from grpo_sweeps.tracking.local import CONFIG, METRICS, read_config, record_tables
 from grpo_sweeps.tracking.mlflow_store import PARAM_LIMIT, Point, Store, clean_key, stored_value
 from grpo_sweeps.tracking.provenance import redact
@@ -165,7 +166,7 @@ def _copy_metrics(store: Store, state: CopyState, run_dir: Path, status: RunStat
     copied = noted.metrics_bytes
     went_back = len(data) < copied or hashlib.sha256(data[:copied]).hexdigest() != noted.metrics_sha256
     if noted.pending or (copied and went_back):
-        points = _points(data)
+        points = _points(data, run_dir / METRICS)
         there = store.history(run_id)
         if _contradicts(points, there, ended=status.state in ENDED or status.stale()):
             print(
@@ -182,7 +183,7 @@ def _copy_metrics(store: Store, state: CopyState, run_dir: Path, status: RunStat
             point in here for point in there
         )  # else the run went back and has not come here again: look again
     else:
-        missing, verified = _points(data[copied:]), True
+        missing, verified = _points(data[copied:], run_dir / METRICS), True
         if not missing and copied == len(data):
             return 0
     if missing:
@@ -204,17 +205,29 @@ def _whole_lines(path: Path) -> bytes:
     return data[: data.rfind(b"\n") + 1]
 
 
-def _points(lines: bytes) -> list[Point]:
-    """One point a name and step, the last value, at the time its line was written."""
+@functools.cache
+def _say_once(sentence: str) -> None:
+    print(sentence, flush=True)
+
+
+def _points(lines: bytes, path: Path) -> list[Point]:
+    """One point a name and step, the last value, at the time its line was written. Damaged lines are left out."""
     points: dict[tuple[str, int], Point] = {}
+    faults = []
     for line in lines.splitlines():
         try:
             content = json.loads(line)
+            fault = line_fault(content)
         except ValueError:
-            continue  # the reader of the record warns of it
+            fault = "it is no JSON"
+        if fault:
+            faults.append(fault)
+            continue
         step, moment = content.pop("step"), round(content.pop("time") * 1000)
         for name, value in content.items():
             points[name, step] = (name, stored_value(number_from_json(value)), moment, step)
+    if faults:
+        _say_once(left_out(path, faults))
     return list(points.values())
 
 

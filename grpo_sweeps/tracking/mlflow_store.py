@@ -28,6 +28,8 @@ TAG_LIMIT = 5000
 KEY_LIMIT = 250
 LARGEST = 1.7976931348623157e308  # MLflow's infinity
 
+DATABASES = ("sqlite", "postgresql", "mysql", "mssql")
+
 _ENVIRONMENT = {
     "MLFLOW_DISABLE_TELEMETRY": "true",
     "DO_NOT_TRACK": "true",
@@ -53,21 +55,35 @@ class RefusedError(StoreError):
     """The store answered and refused something about one run; other runs may still be copied."""
 
 
+def check_uri(uri: str) -> None:
+    """Raises ConfigError, one sentence, for an address of no kind that records can be copied to. Opens nothing."""
+    allowed = "allowed are sqlite:///FILE, http://HOST:PORT, https://HOST:PORT and MLflow's other databases."
+    try:
+        parts = urlsplit(uri)
+        scheme, host, _ = parts.scheme, parts.hostname, parts.port
+    except ValueError as error:
+        raise ConfigError(f"uri={redact(uri)}: it is no address ({error}); {allowed}") from error
+    if scheme in ("", "file"):
+        raise ConfigError(f"uri={redact(uri)}: MLflow no longer writes to a folder; {allowed}")
+    if scheme not in ("http", "https") and scheme.partition("+")[0] not in DATABASES:
+        raise ConfigError(f"uri={redact(uri)}: {scheme}:// is not understood; {allowed}")
+    if scheme == "sqlite" and not uri.removeprefix("sqlite:///").strip("/"):
+        raise ConfigError(f"uri={redact(uri)}: it names no file; {allowed}")
+    if scheme == "sqlite" and not uri.startswith("sqlite:///"):
+        raise ConfigError(f"uri={redact(uri)}: three slashes stand before the file; {allowed}")
+    if scheme in ("http", "https") and not host:
+        raise ConfigError(f"uri={redact(uri)}: it names no host; {allowed}")
+
+
 def resolve_uri(uri: str | None) -> str:
     """`uri`, or MLFLOW_TRACKING_URI, or SQLite in the working directory; a relative SQLite path is made absolute.
 
-    Raises ConfigError for a store that MLflow does not write any more (a folder) or does not know.
+    Raises ConfigError as `check_uri` does.
     """
     uri = uri or os.environ.get("MLFLOW_TRACKING_URI") or "sqlite:///mlflow.db"
-    scheme = urlsplit(uri).scheme
-    if scheme == "sqlite":
-        return f"sqlite:///{Path(uri.removeprefix('sqlite:///')).absolute()}"
-    if scheme in ("", "file"):
-        raise ConfigError(
-            f"tracking.uri={redact(uri)}: MLflow no longer writes to a folder; "
-            "allowed are sqlite:///FILE, http(s)://HOST:PORT and the databases MLflow knows."
-        )
-    return uri
+    check_uri(uri)
+    path = sqlite_path(uri)
+    return uri if path is None else f"sqlite:///{path.absolute()}"
 
 
 def sqlite_path(uri: str) -> Path | None:
@@ -106,6 +122,7 @@ class Store:
     def __init__(self, uri: str, experiment: str) -> None:
         self.uri, self.experiment = uri, experiment
         _probe(uri)
+        _check_database_file(uri)
         os.environ.update(_ENVIRONMENT)
         try:
             from mlflow.entities import ViewType
@@ -152,6 +169,11 @@ class Store:
             raise RefusedError(line) from error
         except (requests.RequestException, ConnectionError, TimeoutError) as error:
             raise StoreError(f"{redact(self.uri)} does not answer: {redact(str(error))[:300]}") from error
+        except Exception as error:  # a database's driver: missing, or with errors of its own
+            if not opening:
+                raise
+            line = " ".join(str(error).split())[:300]
+            raise StoreError(f"uri={redact(self.uri)} cannot be opened: {redact(line)}") from error
 
     def find(self, record: str) -> str | None:
         """The id of the run, not deleted, that carries this record's tag."""
@@ -257,6 +279,20 @@ def _probe(uri: str) -> None:
         socket.create_connection((parts.hostname, port), timeout=5).close()
     except OSError as error:
         raise StoreError(f"nobody answers at {redact(uri)} ({error}).") from error
+
+
+def _check_database_file(uri: str) -> None:
+    """Fail before MLflow does, which tries a file that is no database several times."""
+    path = sqlite_path(uri)
+    if path is None or not path.exists():
+        return
+    try:
+        with open(path, "rb") as file:
+            head = file.read(16)
+    except OSError as error:
+        raise StoreError(f"uri={redact(uri)}: the file cannot be opened ({error.strerror}).") from error
+    if head and head != b"SQLite format 3\0":
+        raise StoreError(f"uri={redact(uri)}: the file is no SQLite database.")
 
 
 def _cut(entries: Mapping[str, Any], limit: int) -> dict[str, str]:

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any, Literal, get_args
 
 from grpo_sweeps.tracking.atomic import write_text
+from grpo_sweeps.tracking.lines import is_whole
 
 State = Literal["queued", "running", "finished", "failed", "interrupted"]
 STATES: tuple[str, ...] = get_args(State)
@@ -65,7 +66,7 @@ def process_lives(pid: int) -> bool:
     """Does a process of this id run on this host? A zombie does not."""
     try:
         os.kill(pid, 0)
-    except ProcessLookupError:
+    except (ProcessLookupError, OverflowError):  # an id that no process can have
         return False
     except PermissionError:
         return True  # it lives, and is another user's
@@ -86,19 +87,38 @@ def write_status(run_dir: Path | str, status: RunStatus) -> None:
 def read_status(run_dir: Path | str) -> RunStatus:
     """The run's status. Keys that this version does not know are ignored; missing ones take their default.
 
-    Raises RecordError, one sentence, when the file is missing, is no JSON object, or names no known state.
+    Raises RecordError, one sentence, when the file is missing, is no JSON object, names no known state,
+    or holds a value of another type than the field's.
     """
     path = Path(run_dir) / FILE_NAME
     try:
         content = json.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
         raise RecordError(f"{path} does not exist: this folder holds no run.") from None
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         raise RecordError(f"{path} cannot be read: {error}.") from error
     if not isinstance(content, dict) or content.get("state") not in STATES:
         raise RecordError(f"{path} names no state out of {', '.join(STATES)}.")
-    known = {f.name for f in fields(RunStatus)}
-    return RunStatus(**{key: value for key, value in content.items() if key in known})
+    known = {f.name: content[f.name] for f in fields(RunStatus) if f.name in content}
+    wrong = [f.name for f in fields(RunStatus) if f.name in known and not _fits(known[f.name], str(f.type))]
+    if wrong:
+        raise RecordError(f"{path} is damaged: {', '.join(f'{name} is {known[name]!r:.40}' for name in wrong)}.")
+    return RunStatus(**known)
+
+
+def _fits(value: Any, kind: str) -> bool:
+    """Is a JSON value of the type that a field of RunStatus is annotated with?"""
+    if kind.endswith(" | None"):
+        return value is None or _fits(value, kind.removesuffix(" | None"))
+    if kind == "int":
+        return is_whole(value)
+    if kind == "float":
+        return isinstance(value, float) or is_whole(value)
+    if kind == "bool":
+        return isinstance(value, bool)
+    if kind == "dict[str, str]":
+        return isinstance(value, dict) and all(isinstance(item, str) for item in value.values())
+    return isinstance(value, str)
 
 
 class StatusWriter:

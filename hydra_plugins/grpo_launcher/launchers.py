@@ -14,10 +14,11 @@ from hydra_plugins.hydra_submitit_launcher.submitit_launcher import LocalLaunche
 
 
 def _launch(
-    launcher: Any, job_overrides: Sequence[Sequence[str]], start: Any, on_nodes: bool = False
+    launcher: Any, job_overrides: Sequence[Sequence[str]], start: Any, here: bool = False, on_nodes: bool = False
 ) -> list[JobReturn]:
     """Compose and plan every run before the first one starts; a result for each job, in the order of the jobs.
 
+    here: the runs are in this process.
     on_nodes: the runs are on other machines, so with an MLflow server each copies its own record.
     """
     from grpo_sweeps.sweep.command import command_of
@@ -26,7 +27,7 @@ def _launch(
     setup_globals()
     loader = launcher.hydra_context.config_loader
     composed = [loader.load_sweep_config(launcher.config, list(overrides)) for overrides in job_overrides]
-    planned = plan(composed, job_overrides, command_of(launcher.config.hydra))
+    planned = plan(composed, job_overrides, command_of(launcher.config.hydra), here)
     jobs_copy = on_nodes and to_server(planned.runs[0].config)
     results = {result.identity: result for result in launch(planned, start, jobs_copy)}
     returns = []
@@ -44,7 +45,7 @@ class GrpoBasicLauncher(BasicLauncher):
     def launch(self, job_overrides: Sequence[Sequence[str]], initial_job_idx: int) -> Sequence[JobReturn]:
         from grpo_sweeps.sweep.launch import run_here
 
-        return _launch(self, job_overrides, run_here)
+        return _launch(self, job_overrides, run_here, here=True)
 
 
 class GrpoLocalLauncher(LocalLauncher):

@@ -15,10 +15,17 @@ class GrpoSweeper(BasicSweeper):
     def sweep(self, arguments: list[str]) -> Any:
         """Launch batch after batch; raises RunFailed after the last, with the results that are not well."""
         from grpo_sweeps.sweep.launch import RunFailed
+        from grpo_sweeps.types import ConfigError
 
         assert self.hydra_context is not None and self.launcher is not None
         parser = OverridesParser.create(config_loader=self.hydra_context.config_loader)
         overrides = parser.parse_overrides([*self._parse_config(), *arguments])
+        for override in overrides:
+            if override.is_discrete_sweep() and not any(True for _ in override.sweep_string_iterator()):
+                raise ConfigError(
+                    f"{override.input_line}: gives no value; an axis needs at least one (a,b,c), "
+                    f"and range(start,stop) ends before stop"
+                )
         self.overrides = self.split_arguments(overrides, self.max_batch_size)
         returns, first = [], 0
         while not self.is_done():

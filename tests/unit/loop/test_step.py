@@ -159,7 +159,5 @@ def test_a_reward_that_is_no_number_is_named(make_config: MakeConfig, reward: st
 
 def test_advantages_of_another_shape_are_named(make_config: MakeConfig) -> None:
     setup = prepare(make_config(estimator="loop_functions.mean_only"))
-    with pytest.raises(
-        ValueError, match=r"mean_only gave \(4,\): a tensor of shape \(4, 4\)"
-    ):
+    with pytest.raises(ValueError, match=r"mean_only gave \(4,\): a tensor of shape \(4, 4\)"):
         training_step(setup, 0)

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 from grpo_sweeps.report.arms import find_arms
+from grpo_sweeps.report.build import build
 from grpo_sweeps.report.query import ReportError, find_sweep, load_sweep
 from grpo_sweeps.spectra import summary
 from grpo_sweeps.tracking.local import read_groups
@@ -45,7 +46,7 @@ def test_groups_of_one_run_come_in_the_order_of_the_record(paper_sweep):
 def test_a_group_without_a_gram_has_none(paper_sweep):
     sweep = load_sweep("paper", paper_sweep)
     label = sweep.groups.index[~sweep.groups["measured"]][0]
-    with pytest.raises(KeyError, match="no Gram"):
+    with pytest.raises(KeyError, match="was not measured"):
         sweep.gram(label)
     with pytest.raises(KeyError, match="'layer 0'"):
         sweep.gram(sweep.groups.index[sweep.groups["measured"]][0], by="layer 0")
@@ -83,6 +84,27 @@ def test_a_damaged_run_is_left_out_and_named(paper_copy):
     (runs[2] / "config.yaml").write_text("seed: 1")
     with pytest.raises(ReportError, match="none of its runs can be read"):
         load_sweep("paper", paper_copy)
+
+
+def test_a_record_that_cannot_be_read_is_named_and_the_sweep_is_read_on(paper_copy, tmp_path):
+    runs = sorted((paper_copy / "paper").iterdir())
+    for segment in (runs[0] / "grams").glob("*.parquet"):
+        segment.write_bytes(segment.read_bytes()[:200])
+    (runs[1] / "metrics.jsonl").unlink()
+    (runs[1] / "metrics.jsonl").mkdir()
+    sweep = load_sweep("paper", paper_copy)
+    assert set(sweep.groups["run"]) == {runs[2].name} and len(sweep.notes) == 2
+    assert runs[0].name in sweep.notes[0] and ".parquet" in sweep.notes[0] and runs[1].name in sweep.notes[1]
+
+
+def test_a_sweep_without_a_readable_record_gives_a_report_without_values(paper_copy, tmp_path):
+    for segment in paper_copy.glob("paper/*/grams/*.parquet"):
+        segment.write_bytes(b"PAR1 and nothing more")
+    sweep = load_sweep("paper", paper_copy)
+    assert len(sweep.runs) == 3 and len(sweep.notes) == 3 and not len(sweep.groups)
+    assert {"numerical_rank", "mixed", "prompt_id"} <= set(sweep.groups)
+    folder, _ = build("paper", paper_copy, tmp_path / "out", ["python"])
+    assert (folder / "index.html").is_file()
 
 
 def test_a_queued_run_without_status_is_listed(paper_copy):

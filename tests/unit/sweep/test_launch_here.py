@@ -173,7 +173,7 @@ def test_a_requeued_job_waits_and_an_abandoned_one_is_interrupted(
 
     from submitit.core.utils import UncompletedJobError
 
-    from grpo_sweeps.sweep.execute import execute
+    from grpo_sweeps.sweep.execute import Signals, execute
     from grpo_sweeps.tracking.status import read_status
 
     for index, (error, state) in enumerate(
@@ -189,7 +189,7 @@ def test_a_requeued_job_waits_and_an_abandoned_one_is_interrupted(
         monkeypatch.setitem(sys.modules, "grpo_sweeps.loop.train", types.SimpleNamespace(train=train))
         run_dir = workplace / str(index)
         with pytest.raises(type(error)):
-            execute(_frozen(), run_dir)
+            execute(_frozen(), run_dir, signals=Signals(requeued=lambda: True))
         assert read_status(run_dir).state == state
 
 
