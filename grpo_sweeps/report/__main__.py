@@ -8,7 +8,8 @@ from pathlib import Path
 
 USAGE = """usage: python -m grpo_sweeps.report [sweep=NAME] [runs_dir=runs] [out=reports/NAME]
 
-Makes Table 1, Figures 1-4, the verdicts on the claims and index.html from the records of a sweep.
+Makes Table 1, Figures 1-4, the verdicts on the claims and index.html from the records of a sweep; Figure 5, by layer
+and kind of parameter, where analysis.by=parameter (or layer) kept what it needs.
 
   sweep=NAME     the sweep to report on (default: the one last written to)
   runs_dir=DIR   where the runs are (default: runs)

@@ -8,8 +8,10 @@ from pathlib import Path
 
 from grpo_sweeps.report import table
 from grpo_sweeps.report.claims import Claim, claims_frame, claims_markdown, judge_claims
-from grpo_sweeps.report.figures import figures, render
+from grpo_sweeps.report.drawing import render
+from grpo_sweeps.report.figures import figures
 from grpo_sweeps.report.formats import csv, headline, latex, markdown
+from grpo_sweeps.report.layers import layer_table
 from grpo_sweeps.report.manifest import manifest
 from grpo_sweeps.report.missing import missing
 from grpo_sweeps.report.page import render_page
@@ -30,7 +32,7 @@ def build(
 
     Raises ReportError when there is no such sweep, or `out` cannot be written to.
     """
-    sweep = load_sweep(name, runs_dir)
+    sweep = load_sweep(name, runs_dir, keep_parts=False)
     folder = Path(out) if out is not None else Path("reports") / sweep.name
     claims = judge_claims(sweep)
     files = contents(sweep, claims, command)
@@ -46,8 +48,11 @@ def build(
 def contents(sweep: Sweep, claims: list[Claim], command: Sequence[str]) -> dict[str, bytes]:
     """{file name: bytes} of the whole report."""
     tables = {"table1": table.table1(sweep), "ranks": table.ranks(sweep), "by_k": table.by_k(sweep)}
+    layers = layer_table(sweep)
+    if len(layers):
+        tables["layers"] = layers
     header, rows = headline(tables["table1"])
-    plots = figures(sweep)
+    plots = figures(sweep, layers)
     images = {name: data for plot in plots for name, data in render(plot).items()}
     lacking = missing(sweep)
     texts = {f"{name}.csv": csv(frame) for name, frame in tables.items()}

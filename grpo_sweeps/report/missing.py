@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
+from grpo_sweeps.report.layers import layer_remarks
 from grpo_sweeps.report.query import Sweep
 from grpo_sweeps.report.rules import MIN_GROUPS
 from grpo_sweeps.report.table import usable_groups
@@ -14,7 +15,7 @@ CHECKED_METRICS = ("loss", "grad_norm", "reward", "entropy")
 def missing(sweep: Sweep) -> list[str]:
     """Sentences, each about one thing; empty when nothing is missing."""
     found = [*sweep.notes, *_cells(sweep), *_seeds(sweep), *_states(sweep), *_diverged(sweep), *_commits(sweep)]
-    found += [*_steps(sweep), *_groups(sweep), *_evaluation(sweep)]
+    found += [*_steps(sweep), *_groups(sweep), *_evaluation(sweep), *layer_remarks(sweep)]
     if sweep.arms.tied_to_R:
         found.append(f"These settings change with R: {', '.join(sweep.arms.tied_to_R)}.")
     return found

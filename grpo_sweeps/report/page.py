@@ -18,8 +18,9 @@ from markupsafe import Markup
 
 from grpo_sweeps.report import rules
 from grpo_sweeps.report.claims import Claim
-from grpo_sweeps.report.figures import Plot
+from grpo_sweeps.report.drawing import Plot
 from grpo_sweeps.report.formats import headline, number, with_interval
+from grpo_sweeps.report.layer_figure import NOT_DRAWN
 from grpo_sweeps.report.manifest import public
 from grpo_sweeps.report.query import Sweep
 
@@ -57,6 +58,7 @@ def render_page(
         by_k=_by_k(tables["by_k"]),
         ranks=_ranks(tables["ranks"]),
         plots=[_plot(p, images) for p in plots],
+        not_drawn="" if "layers" in tables else NOT_DRAWN,
         completions=_completions(sweep),
         cut=CUT,
         missing=missing,
@@ -120,7 +122,8 @@ def _plot(plot: Plot, images: Mapping[str, bytes]) -> dict[str, Any]:
     for i, panel in enumerate(plot.panels, start=1):
         data = base64.b64encode(images[f"{plot.name}_{i}.svg"]).decode("ascii")
         panels.append({"title": panel.title, "alt": panel.alt, "src": f"data:image/svg+xml;base64,{data}"})
-    return {"name": plot.name, "title": plot.title, "caption": plot.caption, "panels": panels}
+    data_file = "layers.csv" if plot.name == "fig5" else ""
+    return {"name": plot.name, "csv": data_file, "title": plot.title, "caption": plot.caption, "panels": panels}
 
 
 def _completions(sweep: Sweep) -> list[dict[str, Any]]:

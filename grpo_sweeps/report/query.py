@@ -9,7 +9,7 @@ sweep.gram(sweep.groups[sweep.groups.measured].index[0])  # the R x R Gram of th
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +19,7 @@ import yaml
 
 from grpo_sweeps.report.arms import Arms, find_arms
 from grpo_sweeps.report.measure import group_rows
+from grpo_sweeps.report.parts import Parts, run_parts
 from grpo_sweeps.tracking.local import (
     RecordError,
     RunStatus,
@@ -50,6 +51,7 @@ class Sweep:
     evals        one row a held-out problem and evaluation
     completions  one row a kept completion
     configs, statuses   by run; notes   what could not be read, in sentences
+    parts        what `report.parts` took from Grams by layer or parameter, where these were not kept; else None
     """
 
     name: str
@@ -64,6 +66,7 @@ class Sweep:
     statuses: dict[str, RunStatus]
     notes: list[str] = field(default_factory=list)
     records: list[GroupRecord] = field(default_factory=list, repr=False)
+    parts: list[Parts] | None = field(default=None, repr=False)
 
     def record(self, group: int) -> GroupRecord:
         """The whole record of a row of `groups`, by its index label."""
@@ -85,6 +88,10 @@ class Sweep:
             raise KeyError(f"group {group} has no Gram for {by!r}")
         return gram
 
+    def kept_by(self, run: str) -> str:
+        """The run's `analysis.by`: whole, layer or parameter; empty where its configuration does not say."""
+        return str(_get(self.configs[run], "analysis.by") or "")
+
     @property
     def cells(self) -> list[tuple[str, int]]:
         """(arm, R) of every run, sorted: the rows of Table 1."""
@@ -92,9 +99,11 @@ class Sweep:
         return sorted(pairs)
 
 
-def load_sweep(name: str | None = None, runs_dir: str | Path = "runs") -> Sweep:
+def load_sweep(name: str | None = None, runs_dir: str | Path = "runs", keep_parts: bool = True) -> Sweep:
     """Read runs_dir/<name>/ (the newest sweep when `name` is None) through the local record's reader.
 
+    keep_parts: keep the Grams by layer or parameter in the records. They can take hundreds of times the memory of
+    all else; False takes from them, run by run, what the report shows (`Sweep.parts`) and lets them go.
     Raises ReportError, one sentence, when there is no such sweep or none of its runs can be read.
     """
     path = find_sweep(name, Path(runs_dir))
@@ -112,10 +121,10 @@ def load_sweep(name: str | None = None, runs_dir: str | Path = "runs") -> Sweep:
         raise ReportError(f"sweep={path.name}: none of its runs can be read ({' '.join(notes)}).")
     arms = find_arms(list(configs.values()))
     runs = _runs_frame(path, configs, statuses, arms)
-    frames, records = _read_records(path, runs, notes)
-    return Sweep(
-        path.name, path, arms, runs, **frames, configs=configs, statuses=statuses, notes=notes, records=records
-    )
+    unread: dict[str, Any] = dict.fromkeys(_COLUMNS, pd.DataFrame())
+    sweep = Sweep(path.name, path, arms, runs, **unread, configs=configs, statuses=statuses, notes=notes)
+    _read_records(sweep, keep_parts)
+    return sweep
 
 
 def find_sweep(name: str | None, runs_dir: Path) -> Path:
@@ -190,13 +199,12 @@ def _runs_frame(
     return frame.sort_values(["arm", "R", "seed", "run"], ignore_index=True)
 
 
-def _read_records(
-    path: Path, runs: pd.DataFrame, notes: list[str]
-) -> tuple[dict[str, pd.DataFrame], list[GroupRecord]]:
-    parts: dict[str, list[pd.DataFrame]] = {kind: [] for kind in _COLUMNS}
-    records: list[GroupRecord] = []
-    for run in runs.itertuples():
-        folder = str(run.path)
+def _read_records(sweep: Sweep, keep_parts: bool) -> None:
+    """Fill the sweep's frames, records and, unless they are kept in the records, parts, run by run."""
+    frames_of: dict[str, list[pd.DataFrame]] = {kind: [] for kind in _COLUMNS}
+    parts: list[Parts] = []
+    for run in sweep.runs.itertuples():
+        folder, name = str(run.path), str(run.run)
         try:
             groups = read_groups(folder)
             frames = {
@@ -205,14 +213,19 @@ def _read_records(
                 "evals": _records_frame(read_evals(folder), EvalRecord),
                 "completions": _records_frame(read_completions(folder), Completion),
             }
+            if not keep_parts:
+                parts += run_parts(name, sweep.kept_by(name), groups)
+                groups = [replace(record, gram_by={}) for record in groups]
         except (OSError, ValueError, KeyError, TypeError) as error:  # RecordError is a ValueError
-            notes.append(f"The record of run {run.run} ({run.name}) was left out: {' '.join(str(error).split())}")
+            sweep.notes.append(f"The record of run {name} ({run.name}) was left out: {' '.join(str(error).split())}")
             continue
-        records += groups
+        sweep.records += groups
         for kind, frame in frames.items():
             tags = pd.DataFrame({"run": run.run, "arm": run.arm, "R": run.R, "seed": run.seed}, index=frame.index)
-            parts[kind].append(pd.concat([tags, frame.drop(columns="R", errors="ignore")], axis=1))
-    return {kind: _together(frames, _COLUMNS[kind]) for kind, frames in parts.items()}, records
+            frames_of[kind].append(pd.concat([tags, frame.drop(columns="R", errors="ignore")], axis=1))
+    for kind, found in frames_of.items():
+        setattr(sweep, kind, _together(found, _COLUMNS[kind]))
+    sweep.parts = None if keep_parts else parts
 
 
 def _records_frame(records: list[Any], kind: type) -> pd.DataFrame:

@@ -18,7 +18,9 @@ import pytest
 from grpo_sweeps.report import arms, formats, manifest, page, rules, table
 from grpo_sweeps.report.__main__ import main
 from grpo_sweeps.report.build import build
-from grpo_sweeps.report.figures import figures, render, styles
+from grpo_sweeps.report.drawing import render, styles
+from grpo_sweeps.report.figures import figures
+from grpo_sweeps.report.layers import layer_table
 from grpo_sweeps.report.missing import missing
 from grpo_sweeps.report.query import load_sweep
 
@@ -192,11 +194,12 @@ def test_figures_are_drawn_with_embedded_fonts_and_distinct_styles(paper_sweep):
     sweep = load_sweep("paper", paper_sweep)
     looks = styles(sweep).values()
     assert len({s.color for s in looks}) == len({str(s.line) for s in looks}) == len({s.marker for s in looks}) == 3
-    files = render(figures(sweep)[3])
+    plot = figures(sweep, layer_table(sweep))[3]
+    files = render(plot)
     assert set(files) == {"fig4.png", "fig4.pdf", "fig4_1.svg"}
     assert b"/FontFile2" in files["fig4.pdf"] and files["fig4.png"].startswith(b"\x89PNG")
     assert b"/Type /Type3" not in files["fig4.pdf"] and b"/Subtype /Type3" not in files["fig4.pdf"]
-    assert render(figures(sweep)[3])["fig4_1.svg"] == files["fig4_1.svg"]
+    assert render(plot)["fig4_1.svg"] == files["fig4_1.svg"]
 
 
 def test_a_sweep_without_measurement_or_evaluation_still_gives_a_report(write, tmp_path):

@@ -1,0 +1,118 @@
+"""Group records with one Gram a layer or parameter -> for each part and group its effective rank and shares.
+
+For a group with weights w and Gram K, and K_p the Gram over the parameters of part p (the K_p add up to K):
+
+    effective rank   of diag(w) K_p diag(w), with the truncation at the precision floor that the whole matrix has
+    energy share     tr diag(w) K_p diag(w) / tr diag(w) K diag(w): of the sum of the squared norms of the R rows
+    norm share       w'K_p w / w'K w: of the squared norm of the rows' sum, the group's own gradient
+
+The Gram of a layer, or of all parameters of one kind, is the sum of its parameters' Grams. One run is read at a time
+and one part of it is measured at a time, so that hundreds of parameters times thousands of groups need three numbers
+each, not R^2.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from grpo_sweeps import spectra
+from grpo_sweeps.report.part_names import ALL, Part, parts_of
+from grpo_sweeps.spectra import Array
+from grpo_sweeps.types import GroupRecord
+
+
+@dataclass(frozen=True)
+class Parts:
+    """The parts of N groups of one run. values: part -> (3, N) effective rank, energy share, norm share; NaN where
+    there is none. prompts: (N,) problem of each group, for the intervals. by: layer | parameter."""
+
+    run: str
+    by: str
+    prompts: tuple[str, ...]
+    values: dict[Part, Array]
+
+
+def run_parts(run: str, by: str, records: Sequence[GroupRecord]) -> list[Parts]:
+    """What the records of one run say of its parts: of its measured mixed groups whose gradient is not zero.
+
+    `by` is the run's `analysis.by`; where it is neither layer nor parameter the names tell. Groups whose names or R
+    differ (never within an undamaged run) come as separate items; none where no part was kept.
+    """
+    alike: dict[tuple[int, str, tuple[str, ...]], list[GroupRecord]] = {}
+    for record in records:
+        if record.gram is not None and record.gram_by and record.mixed:
+            alike.setdefault((record.R, record.rows, tuple(record.gram_by)), []).append(record)
+    found = []
+    for (_, _, names), groups in alike.items():
+        kind = by if by in ("layer", "parameter") else _by_names(names)
+        energetic = [r for r in groups if np.trace(spectra.weighted_gram(_gram(r), _weights(r))) > 0]
+        if energetic:
+            prompts = tuple(r.prompt_id for r in energetic)
+            found.append(Parts(run, kind, prompts, dict(_measured(energetic, names, kind))))
+    return found
+
+
+def _by_names(names: Sequence[str]) -> str:
+    """A layer's name ends in its number ("model.layers.3"), a parameter's in weight or bias."""
+    return "layer" if any(name.rpartition(".")[2].isdecimal() for name in names) else "parameter"
+
+
+def _gram(record: GroupRecord) -> Array:
+    assert record.gram is not None
+    return record.gram
+
+
+def _weights(record: GroupRecord) -> Array:
+    """(R,) the factors between the rows of the Gram and those of the gradient matrix."""
+    return np.asarray(record.weights) if record.rows == "scores" else np.ones(record.R)
+
+
+def _measured(records: Sequence[GroupRecord], names: Sequence[str], by: str) -> Iterator[tuple[Part, Array]]:
+    """Each part with its (3, N) values. Sums over parameters grow while these are gone through: a Gram a layer and a
+    kind is held, never one a parameter."""
+    weights_NR = np.stack([_weights(r) for r in records])
+    floor_N = np.array([r.floor for r in records])
+    whole = _Whole(np.stack([_gram(r) for r in records]), weights_NR, floor_N)
+    yield Part("whole", ALL, ALL), whole.values(whole.gram_NRR)
+    sums: dict[Part, Array] = {}
+    for part in parts_of(names):
+        gram_NRR = np.stack([r.gram_by[part.name] for r in records])
+        coarser = [Part("layer", part.layer, ALL)]
+        if by == "parameter":
+            yield part, whole.values(gram_NRR)
+            coarser.append(Part("kind", ALL, part.kind))
+        for key in coarser:
+            sums[key] = sums[key] + gram_NRR if key in sums else gram_NRR
+    for key, gram_NRR in sums.items():
+        yield key, whole.values(gram_NRR)
+
+
+class _Whole:
+    """The whole gradient of N groups, against which the parts are measured."""
+
+    def __init__(self, gram_NRR: Array, weights_NR: Array, floor_N: Array) -> None:
+        self.gram_NRR, self.weights_NR, self.floor_N = gram_NRR, weights_NR, floor_N
+        weighted_NRR = spectra.weighted_gram(gram_NRR, weights_NR)
+        self.energy_N = np.trace(weighted_NRR, axis1=-2, axis2=-1)
+        self.norm_N = weighted_NRR.sum(axis=(-2, -1))
+        # The rows may cancel in their sum: a sum within its own rounding is no measure to divide by.
+        sizes_NR = np.sqrt(np.clip(np.diagonal(weighted_NRR, axis1=-2, axis2=-1), 0.0, None))
+        error_N = np.maximum(floor_N, spectra.ROUNDING_FLOOR) * sizes_NR.sum(axis=-1) ** 2
+        self.has_norm_N = self.norm_N > error_N
+
+    def values(self, part_NRR: Array) -> Array:
+        """(3, N): effective rank, energy share, norm share of a part with Grams (N, R, R)."""
+        weighted_NRR = spectra.weighted_gram(part_NRR, self.weights_NR)
+        values_NR = spectra.singular_values(part_NRR, self.weights_NR, self.floor_N)
+        energy_N = np.trace(weighted_NRR, axis1=-2, axis2=-1)
+        missing_N = np.full(len(energy_N), np.nan)
+        return np.stack(
+            [
+                np.asarray(spectra.effective_rank(values_NR), dtype=float),
+                energy_N / self.energy_N,
+                np.divide(weighted_NRR.sum(axis=(-2, -1)), self.norm_N, out=missing_N, where=self.has_norm_N),
+            ]
+        )
