@@ -1,13 +1,15 @@
-"""Entry point: `python -m grpo_sweeps.bench gram model=smollm2_135m R=8 T=128`, `python -m grpo_sweeps.bench ghost`.
+"""Entry point: `python -m grpo_sweeps.bench gram model=smollm2_135m R=8 T=128 subjects=all`.
 
-gram: forward and backward with and without the Gram of the rows, interleaved, and the peak memory of each.
-ghost: where the ghost form of a linear layer becomes dearer than the block form (the cost rule of
-engine/gram/linear.py). Values are key=value; `python -m grpo_sweeps.bench gram help` lists them. Exit codes: 0, or 2
-for a bad command.
+gram: one step with and without the Gram of its rows, beside the other ways to the same numbers: time, memory, error.
+growth: how the cost of the Gram grows with R and T, as a figure. error: its exactness on a model of real width.
+forms: one weight by every form of its Gram, and which of them the rule of engine/gram/forms.py takes. Values are key=value, several as key=2,4,8; `python -m grpo_sweeps.bench gram help` lists them.
+Exit codes: 0, or 2 for a bad command.
 """
 
 from __future__ import annotations
 
+import importlib
+import shlex
 import sys
 from collections.abc import Sequence
 from dataclasses import fields
@@ -16,30 +18,30 @@ from typing import Any, TypeVar
 from grpo_sweeps.types import ConfigError
 
 C = TypeVar("C")
+BENCHMARKS = ("gram", "growth", "error", "forms")
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the command and return its exit code."""
     words = list(sys.argv[1:] if argv is None else argv)
     try:
-        if not words or words[0] not in ("gram", "ghost"):
-            raise ConfigError(f"bench {words[0] if words else '(nothing)'}: allowed are gram and ghost")
-        return _run(words[0], words[1:])
+        if not words or words[0] not in BENCHMARKS:
+            name = words[0] if words else "(nothing)"
+            raise ConfigError(f"bench {name}: allowed are {', '.join(BENCHMARKS)}")
+        _run(words[0], words[1:])
+        return 0
     except ConfigError as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
 
 
-def _run(name: str, words: list[str]) -> int:
-    if name == "gram":
-        from grpo_sweeps.benchmarks import gram as benchmark
-    else:
-        from grpo_sweeps.benchmarks import ghost as benchmark  # type: ignore[no-redef]
+def _run(name: str, words: list[str]) -> None:
+    benchmark: Any = importlib.import_module(f"grpo_sweeps.benchmarks.{name}")
     if words == ["help"]:
-        print("\n".join(f"{f.name}={f.default}" for f in fields(benchmark.Options)))
-        return 0
-    benchmark.run(parse(benchmark.Options, words))
-    return 0
+        print("\n".join(f"{key}={_written(field.default)}" for key, field in _keys(benchmark.Options).items()))
+        return
+    options = parse(benchmark.Options, words)
+    benchmark.run(options, f"python -m grpo_sweeps.bench {shlex.join([name, *words])}")
 
 
 def parse(options: type[C], words: Sequence[str]) -> C:
@@ -48,25 +50,40 @@ def parse(options: type[C], words: Sequence[str]) -> C:
     Raises:
         ConfigError: for a key that does not exist or a value that cannot be read.
     """
-    defaults: dict[str, Any] = {field.name: field.default for field in fields(options)}  # type: ignore[arg-type]
+    keys = _keys(options)
     values: dict[str, Any] = {}
     for word in words:
         key, equals, text = word.partition("=")
-        if not equals or key not in defaults:
-            raise ConfigError(f"bench: {word!r} is not one of {', '.join(f'{name}=' for name in defaults)}")
+        if not equals or key not in keys:
+            raise ConfigError(f"bench: {word!r} is not one of {', '.join(f'{name}=' for name in keys)}")
+        default = keys[key].default
         try:
-            values[key] = _read(text, defaults[key])
+            values[keys[key].name] = _read(text, default)
         except ValueError:
-            raise ConfigError(f"bench: {key}={text}: a {type(defaults[key]).__name__} is needed") from None
+            kind = f"{type(default[0]).__name__} or several, with commas," if isinstance(default, tuple) else ""
+            raise ConfigError(f"bench: {key}={text}: a {kind or type(default).__name__} is needed") from None
     return options(**values)
 
 
+def _keys(options: Any) -> dict[str, Any]:
+    """Fields by the word that sets them: `from` is no name in Python, its field is `from_`."""
+    return {field.name.rstrip("_"): field for field in fields(options)}
+
+
 def _read(text: str, default: Any) -> Any:
+    if isinstance(default, tuple):
+        return tuple(_read(part, default[0]) for part in text.split(","))
     if isinstance(default, bool):
         if text not in ("true", "false"):
             raise ValueError(text)
         return text == "true"
     return type(default)(text)
+
+
+def _written(default: Any) -> str:
+    if isinstance(default, bool):
+        return str(default).lower()
+    return ",".join(map(str, default)) if isinstance(default, tuple) else str(default)
 
 
 if __name__ == "__main__":

@@ -1,77 +1,113 @@
-"""The benchmark command: what it accepts, what it writes, that both steps it times do their work."""
+"""The benchmark command: what it accepts, what it refuses, what `gram` prints and writes."""
 
 import json
-import math
 
 import pytest
 import torch
 
 from grpo_sweeps.bench import main, parse
-from grpo_sweeps.benchmarks import ghost
+from grpo_sweeps.benchmarks import error, forms, growth, rivals
 from grpo_sweeps.benchmarks import gram as gram_benchmark
 from grpo_sweeps.types import ConfigError
 
 
 def test_values_are_read_as_the_type_of_their_default():
-    options = parse(gram_benchmark.Options, ["R=4", "checkpointing=true", "block_mb=0.5", "dtype=float64"])
-    assert (options.R, options.checkpointing, options.block_mb, options.dtype) == (4, True, 0.5, "float64")
+    options = parse(gram_benchmark.Options, ["R=4", "checkpointing=true", "block_mb=0.5", "subjects=plain,naive"])
+    assert (options.R, options.checkpointing, options.block_mb) == (4, True, 0.5)
+    assert options.subjects == ("plain", "naive")
+    swept = parse(growth.Options, ["R=2,4", "T=64", "from=kept.json"])
+    assert (swept.R, swept.T, swept.from_) == ((2, 4), (64,), "kept.json")
 
 
 @pytest.mark.parametrize(
     "words, message",
     [
-        ([], "allowed are gram and ghost"),
-        (["grams"], "allowed are gram and ghost"),
-        (["gram", "rows=3"], "'rows=3' is not one of model="),
+        ([], "bench (nothing): allowed are gram, growth, error, forms"),
+        (["grams"], "bench grams: allowed are gram, growth, error, forms"),
+        (["gram", "rows=3"], "'rows=3' is not one of subjects=, model="),
         (["gram", "R=x"], "R=x: a int is needed"),
+        (["gram", "R=0"], "R=0: allowed are whole numbers from 1"),
+        (
+            ["gram", "subjects=plain,mine"],
+            "subjects=mine: allowed are plain, ours, stock, naive, vmap, opacus, backpack",
+        ),
+        (["gram", "subjects="], "subjects=: allowed are plain"),
         (["gram", "model=huge"], "model=huge: allowed are tiny"),
         (["gram", "dtype=int8"], "dtype=int8: allowed are float64"),
-        (["gram", "T=4", "prompt=4"], "T larger than prompt"),
+        (["gram", "T=4", "prompt=4"], "T=4: allowed are whole numbers larger than prompt=4"),
         (["gram", "form=fast"], "form=fast: allowed are"),
+        (["gram", "device=tpu0"], "device=tpu0: allowed are auto, cpu, cuda and cuda:N"),
+        (["gram", "device=meta"], "device=meta: allowed are auto, cpu, cuda and cuda:N"),
+        (["gram", "device=cuda:99"], "device=cuda:99: torch sees"),
+        (["growth", "R=2,x"], "R=2,x: a int or several, with commas, is needed"),
+        (["growth", "R=2,0"], "R=0: allowed are whole numbers from 1"),
+        (["growth", "T=1,8"], "T=1: allowed are whole numbers larger than prompt=1"),
+        (["growth", "from=a.json", "json=b.json"], "json=b.json: with from=a.json nothing is measured"),
+        (["error", "R=1"], "R=1: allowed are whole numbers from 2"),
+        (["error", "layers=-1"], "layers=-1: allowed are whole numbers from 0"),
+        (["error", "groups=2"], "'groups=2' is not one of model="),
     ],
 )
 def test_a_bad_command_is_one_sentence_and_exit_code_2(words, message, capsys):
     assert main(words) == 2
-    error = capsys.readouterr().err
-    assert error.startswith("error: ") and message in error and error.count("\n") == 1
+    text = capsys.readouterr().err
+    assert text.startswith("error: ") and message in text and text.count("\n") == 1
+
+
+@pytest.mark.parametrize("module", [gram_benchmark, growth, error, forms])
+def test_help_lists_words_that_are_accepted(module, capsys):
+    assert main([module.__name__.rsplit(".", 1)[1], "help"]) == 0
+    assert parse(module.Options, capsys.readouterr().out.splitlines()) == module.Options()
 
 
 @pytest.mark.integration
-def test_gram_prints_a_table_and_writes_the_numbers(tmp_path, capsys):
-    path = tmp_path / "bench.json"
-    assert main(["gram", "R=2", "T=8", "repeats=2", "device=cpu", f"json={path}"]) == 0
+def test_gram_prints_a_table_and_writes_the_numbers(tmp_path, capsys, monkeypatch):
+    monkeypatch.setattr(rivals, "installed", lambda package: False)
+    path = tmp_path / "folder" / "bench.json"
+    words = ["gram", "model=test", "R=2", "T=8", "repeats=2", "device=cpu", f"json={path}"]
+    assert main([*words, "subjects=plain,ours,backpack"]) == 0
     last = capsys.readouterr().out.splitlines()[-3:]
-    assert [line.split()[0] for line in last] == ["plain", "measured", "ratio"]
+    assert [line.split()[0] for line in last] == ["plain", "ours", "backpack"]
+    assert last[2].split(maxsplit=1)[1] == "not installed: pip install grpo_sweeps[bench]"
     result = json.loads(path.read_text())
+    assert result["command"].endswith("subjects=plain,ours,backpack") and result["torch"] == torch.__version__
     assert result["options"]["R"] == 2 and result["parameters"] > 10_000
-    for name in ("plain", "measured", "ratio"):
-        assert 0 < result[name]["min"] <= result[name]["median"] <= result[name]["max"]
-    assert all(value > 0 or math.isnan(value) for value in result["peak_mb"].values())
+    for name in ("plain", "ours"):
+        row = result["subjects"][name]
+        for numbers in (row["ms"], row["ratio"]):
+            assert 0 < numbers["min"] <= numbers["median"] <= numbers["max"]
+        assert len(row["times_ms"]) == 2 and (row["peak_mb"] is None or row["peak_mb"] > 0)
+    assert result["subjects"]["plain"]["error"] is None and result["subjects"]["ours"]["error"] < 1e-5
+    assert result["subjects"]["backpack"].keys() == {"failed", "note"}
 
 
-def test_both_steps_add_the_same_gradient(monkeypatch):
-    options = gram_benchmark.Options(R=3, T=6, dtype="float64", device="cpu")
-    grads = []
-    monkeypatch.setattr(torch.nn.Module, "zero_grad", lambda self: grads.append(_take_grads(self)))
-    subject = gram_benchmark.build(options)
-    subject.plain()
-    subject.measured()
-    # Llama's norms work in float32, and the two steps scale their gradients in a different place.
-    assert all((a - b).norm() < 1e-5 * a.norm() for a, b in zip(*grads, strict=True))
+def test_all_means_every_subject_and_a_failed_peak_is_a_note(tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr(gram_benchmark, "peak_of_child", lambda options: (None, f"no peak of {options.peak_of}"))
+    path = tmp_path / "bench.json"
+    words = ["gram", "model=test", "subjects=all", "R=2", "T=6", "repeats=1", "device=cpu", "dtype=bfloat16"]
+    assert main([*words, f"json={path}"]) == 0
+    rows = json.loads(path.read_text())["subjects"]
+    assert list(rows) == ["plain", "ours", "stock", "naive", "vmap", "opacus", "backpack"]
+    assert rows["naive"]["note"] == "no peak of naive" and rows["stock"]["note"] == "T x V logits; no peak of stock"
+    for name in ("ours", "naive", "vmap"):
+        assert 0 < rows[name]["error"] < 0.03
+    assert "failed" in rows["backpack"]
 
 
-def _take_grads(model):
-    taken = [parameter.grad for parameter in model.parameters()]
-    for parameter in model.parameters():
-        parameter.grad = None
-    return taken
+def test_a_child_that_dies_leaves_no_peak(monkeypatch):
+    monkeypatch.setattr(gram_benchmark.sys, "executable", "false")
+    peak, note = gram_benchmark.peak_of_child(gram_benchmark.Options(peak_of="plain"))
+    assert peak is None and note == "peak not measured: exit code 1"
 
 
-def test_ghost_reports_a_factor_a_shape(monkeypatch, capsys):
-    monkeypatch.setattr(ghost, "SHAPES", ((16, 8),))
-    monkeypatch.setattr(ghost, "LENGTHS", (2, 4))
-    assert main(["ghost", "R=2", "repeats=1", "device=cpu"]) == 0
-    assert "ghost pays up to T^2 (o + i) =" in capsys.readouterr().out
+def test_forms_times_each_form_that_can_run_and_names_the_rules_choice(monkeypatch, capsys, tmp_path):
+    monkeypatch.setattr(forms, "SHAPES", {"cpu": ((16, 8),)})
+    path = tmp_path / "forms.json"
+    assert main(["forms", "R=2", "T=2,64", "repeats=1", "device=cpu", f"json={path}"]) == 0
+    short, long = json.loads(path.read_text())["rows"]
+    assert short["rule"] == "ghost" and long["rule"] == "blocks"
+    assert {"plain", "blocks", "ghost"} <= short.keys() and not {"onepass", "fused"} & short.keys()
+    assert "the rule takes" in capsys.readouterr().out
 
 
 def test_parse_refuses_words_without_a_value():

@@ -1,0 +1,132 @@
+"""How the cost of the Gram grows with R and T: time of a measured step over a plain one at every pair of the two
+lists, on one model. The JSON file is written after every point, so that a sweep that is cut short loses nothing; the
+figure (see `growth_figure`) can be drawn again from it with from=path.
+"""
+
+from __future__ import annotations
+
+import itertools
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+from grpo_sweeps.benchmarks.gram import makers
+from grpo_sweeps.benchmarks.growth_figure import draw
+from grpo_sweeps.benchmarks.setup import (
+    DTYPES,
+    FORMS,
+    MODELS,
+    check_choice,
+    check_lengths,
+    check_positive,
+    device_of,
+    environment,
+    free_memory,
+    model_config,
+    random_batch,
+    random_model,
+    write_json,
+)
+from grpo_sweeps.benchmarks.timing import attempt, time_subjects
+from grpo_sweeps.types import ConfigError
+
+
+@dataclass(frozen=True)
+class Options:
+    """One group of R rows of T tokens at a time. figure: path without suffix; without it none is drawn."""
+
+    model: str = "tiny"
+    R: tuple[int, ...] = (2, 4, 8, 16, 32)
+    T: tuple[int, ...] = (256, 512, 1024)
+    prompt: int = 1
+    device: str = "auto"
+    dtype: str = "float32"
+    form: str = "auto"
+    block_mb: float = 0.0  # 0 = the default of the device
+    checkpointing: bool = False
+    threads: int = 0
+    repeats: int = 7
+    json: str = ""
+    figure: str = ""
+    from_: str = ""
+
+
+def run(options: Options, command: str) -> None:
+    """Measure every point, or read them from=path; print them and draw them."""
+    check(options)
+    if options.from_:
+        result = read(options.from_)
+        for point in result["points"]:
+            print_point(point)
+    else:
+        result = measure(options, command)
+    if options.figure:
+        draw(result, options.figure)
+
+
+def check(options: Options) -> None:
+    check_choice("model", options.model, MODELS)
+    check_choice("dtype", options.dtype, tuple(DTYPES))
+    check_choice("form", options.form, FORMS)
+    check_positive(repeats=options.repeats)
+    for R in options.R:
+        check_positive(R=R)
+    check_lengths(options.prompt, options.T)
+    if options.from_ and options.json:
+        raise ConfigError(f"bench: json={options.json}: with from={options.from_} nothing is measured, leave it out")
+
+
+def read(path: str) -> dict[str, Any]:
+    """A file that an earlier `growth` wrote."""
+    try:
+        result = json.loads(Path(path).read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise ConfigError(f"bench: from={path}: a JSON file of an earlier bench growth is needed ({error})") from None
+    if not isinstance(result, dict) or result.get("benchmark") != "growth":
+        raise ConfigError(f"bench: from={path}: a JSON file of an earlier bench growth is needed, this is another")
+    return result
+
+
+def measure(options: Options, command: str) -> dict[str, Any]:
+    if options.threads:
+        torch.set_num_threads(options.threads)
+    device = device_of(options.device)
+    model = random_model(model_config(options.model), options.dtype, device, options.checkpointing)
+    result = environment("growth", command, options, device)
+    result |= {"parameters": sum(p.numel() for p in model.parameters()), "points": []}
+    pairs = list(itertools.product(sorted(set(options.R)), sorted(set(options.T))))
+    for R, T in pairs:
+        result["points"].append(measured_point(options, model, device, R, T))
+        print_point(result["points"][-1])
+        write_json(options.json, result)
+        free_memory()
+    return result
+
+
+def measured_point(options: Options, model: nn.Module, device: torch.device, R: int, T: int) -> dict[str, Any]:
+    """R, T, plain and ours as in `gram`, or R, T and failed: the error that the first subject to fail gave."""
+
+    def both() -> dict[str, Any]:
+        batch = random_batch(model, R, 1, T, options.prompt)
+        rows = time_subjects(makers(["plain", "ours"], model, batch, options), model, device, options.repeats)
+        return {name: row.as_json(rows["plain"]) for name, row in rows.items()}
+
+    found, failed = attempt(both, model)
+    found = found or {}
+    failed = failed or next((f"{name}: {row['failed']}" for name, row in found.items() if "failed" in row), "")
+    return {"R": R, "T": T} | ({"failed": failed} if failed else found)
+
+
+def print_point(point: dict[str, Any]) -> None:
+    start = f"R={point['R']:<4}T={point['T']:<6}"
+    if "failed" in point:
+        print(f"{start}{point['failed']}", flush=True)
+        return
+    ours, plain = point["ours"], point["plain"]
+    peaks = "" if ours["peak_mb"] is None else f"   peak MB {plain['peak_mb']:.0f} -> {ours['peak_mb']:.0f}"
+    ratio = "{median:.3f} [{min:.3f}, {max:.3f}]".format(**ours["ratio"])
+    print(f"{start}plain {plain['ms']['median']:9.1f} ms   ours/plain {ratio}{peaks}", flush=True)

@@ -1,0 +1,134 @@
+"""The extra cost of the Gram, ratio - 1, against R at fixed T and against T at fixed R, beside the floors.
+
+Floors, relative to a plain forward and backward: arithmetic R/(3T) for the R x R products of every layer, half of it
+by their symmetry; memory traffic 100/T to 200/T when every block of per-row gradients is written and read once (the
+card's clock decides). A kernel that keeps the blocks in registers is bound by neither.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import matplotlib
+
+matplotlib.use("Agg")
+import matplotlib.pyplot as plt
+import numpy as np
+import seaborn as sns
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+
+PANEL = (2.5, 2.1)  # inches; three make the width of a page
+COLUMNS = 3
+DPI = 200
+RC: dict[Any, Any] = {
+    "font.size": 8, "axes.labelsize": 8, "axes.titlesize": 9, "xtick.labelsize": 7, "ytick.labelsize": 7,
+    "pdf.fonttype": 42, "axes.spines.top": False, "axes.spines.right": False, "axes.edgecolor": "0.3",
+    "lines.linewidth": 1.4, "lines.markersize": 4, "font.family": "DejaVu Sans",
+}  # fmt: skip
+BLUE = sns.color_palette("colorblind")[0]
+
+
+Label = tuple[float, str, Any]  # height, text, colour
+
+
+def draw(result: dict[str, Any], path: str) -> list[Path]:
+    """Write path.png and path.pdf from what `growth` measured; one panel a T, then, on new lines, one a R."""
+    points = [point for point in result["points"] if "failed" not in point]
+    Rs, Ts = (sorted({point[key] for point in points}) for key in ("R", "T"))
+    panels: list[tuple[str, str, int] | None] = [("R", "T", T) for T in Ts]
+    panels += [None] * (-len(panels) % COLUMNS)
+    panels += [("T", "R", R) for R in Rs]
+    lines = max(1, -(-len(panels) // COLUMNS))
+    size = (COLUMNS * PANEL[0], lines * PANEL[1] + 0.7)
+    with plt.rc_context(RC):
+        figure, axes = plt.subplots(lines, COLUMNS, figsize=size, sharey=True, squeeze=False)
+        for ax, panel in zip(axes.flat, panels + [None] * (lines * COLUMNS - len(panels)), strict=True):
+            if panel is None:
+                ax.set_axis_off()
+            else:
+                draw_panel(ax, points, *panel)
+        for ax in axes[:, 0]:
+            ax.set_ylabel("extra time, ratio − 1")
+        foot = write_texts(figure, result)
+        figure.tight_layout(rect=(0, foot / size[1], 1, 1))
+        paths = [Path(f"{path}.{suffix}") for suffix in ("png", "pdf")]
+        paths[0].parent.mkdir(parents=True, exist_ok=True)
+        for target in paths:
+            figure.savefig(target, dpi=DPI)
+        plt.close(figure)
+    return paths
+
+
+def draw_panel(ax: Axes, points: list[dict[str, Any]], x_key: str, fixed_key: str, fixed: int) -> None:
+    """Measured medians with their range on log axes, and the floors, each named at its right end."""
+    xs = np.array(sorted({p[x_key] for p in points}), dtype=float)
+    R, T = (xs, np.full_like(xs, fixed)) if x_key == "R" else (np.full_like(xs, fixed), xs)
+    bottom, top = limits(points)
+    ax.set(xscale="log", yscale="log", ylim=(bottom, top))
+    ax.fill_between(xs, 100 / T, 200 / T, color="0.86", linewidth=0)
+    ax.plot(xs, R / (3 * T), color="0.35", linestyle="--", linewidth=1)
+    ax.plot(xs, R / (6 * T), color="0.35", linestyle=":", linewidth=1)
+    labels: list[Label] = [(141 / T[-1], "100/T–200/T", "0.3")]
+    labels += [(R[-1] / (n * T[-1]), f"R/{n}T", "0.3") for n in (3, 6)]
+    shown = [p for p in points if p[fixed_key] == fixed and p["ours"]["ratio"]["median"] > 1]
+    if shown:
+        shown.sort(key=lambda p: p[x_key])
+        median, low, high = (np.array([p["ours"]["ratio"][key] - 1 for p in shown]) for key in ("median", "min", "max"))
+        bars = [median - np.maximum(low, bottom), high - median]  # below 0 there is no logarithm
+        x = np.array([p[x_key] for p in shown], dtype=float)
+        ax.errorbar(x, median, bars, color=BLUE, marker="o", capsize=2)
+        labels.append((median[-1], "measured", BLUE))
+    ax.set_xticks(xs, [f"{int(x)}" for x in xs])
+    ax.minorticks_off()
+    ax.set_xlabel({"R": "rows of the group, R", "T": "tokens of a row, T"}[x_key])
+    ax.set_title(f"{fixed_key} = {fixed}", loc="left")
+    name_lines(ax, labels, (bottom, top))
+
+
+def limits(points: list[dict[str, Any]]) -> tuple[float, float]:
+    """Of the extra cost, for all panels: every floor, every median above 0, every largest value."""
+    floors = [value / p["T"] for p in points for value in (p["R"] / 6, 200)]
+    extra = [p["ours"]["ratio"][key] - 1 for p in points for key in ("median", "max")]
+    seen = [value for value in floors + extra if value > 0]
+    return 0.6 * min(seen), 1.5 * max(seen)
+
+
+def name_lines(ax: Axes, labels: list[Label], span: tuple[float, float]) -> None:
+    """Texts to the right of the axes at their lines' ends, from below, moved up where they would overlap."""
+    height, free_from = np.log(span[1] / span[0]), -1.0
+    for y, text, colour in sorted(labels, key=lambda label: label[0]):
+        at = max(float(np.log(y / span[0]) / height), free_from)
+        ax.text(1.0, at, text, transform=ax.transAxes, color=colour, size=6.5, va="center", ha="left")
+        free_from = at + 0.085
+
+
+def missing(result: dict[str, Any]) -> list[str]:
+    """The points that no panel shows, and why."""
+    names = []
+    for point in result["points"]:
+        where = f"R={point['R']} T={point['T']}"
+        if "failed" in point:
+            memory = "out of memory" if "OutOfMemoryError" in point["failed"] else "failed"
+            names.append(f"{where} {memory}")
+        elif point["ours"]["ratio"]["median"] <= 1:
+            names.append(f"{where} not slower than plain")
+    return names
+
+
+def write_texts(figure: Figure, result: dict[str, Any]) -> float:
+    """What was measured, above; the points that are not shown, below. Returns the inches that the latter take."""
+    o = result["options"]
+    text = (
+        f"{o['model']}, {o['dtype']}, checkpointing {'on' if o['checkpointing'] else 'off'}, {result['device']}; "
+        f"medians of {o['repeats']} with their range.\nFloors: arithmetic R/3T, by symmetry R/6T; memory traffic "
+        "100/T–200/T (band) where blocks are written and read once."
+    )
+    figure.suptitle(text, size=8, x=0.01, ha="left")
+    names = missing(result)
+    if not names:
+        return 0.0
+    rows = [", ".join(names[i : i + 3]) for i in range(0, len(names), 3)]
+    figure.text(0.01, 0.005, "Not shown: " + ",\n".join(rows), size=7, va="bottom")
+    return 0.15 * len(rows) + 0.05
