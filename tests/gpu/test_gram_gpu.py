@@ -31,7 +31,7 @@ def test_float64_equals_separate_backward_passes(name, tied, path):
         assert m.check() < 1e-12
 
 
-@pytest.mark.parametrize("form", ["blocks", "ghost"])
+@pytest.mark.parametrize("form", ["blocks", "ghost", "onepass", "auto"])
 @pytest.mark.parametrize("path", list(SUMS))
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16], ids=str)
 def test_training_dtypes_stay_within_the_floor(dtype, path, form):

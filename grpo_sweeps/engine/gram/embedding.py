@@ -17,6 +17,7 @@ import torch
 from torch import Tensor
 
 from grpo_sweeps.engine.gram.layout import GramError, RowLayout, accumulation_dtype, squared_norm, unit_inner, wide_bmm
+from grpo_sweeps.engine.gram.partials import Partial, Record
 from grpo_sweeps.engine.gram.recorder import Recorder
 
 # columns(unit, low, high) -> (R, S, high - low): output gradients of the unit's rows at its unique ids low .. high
@@ -53,6 +54,10 @@ class UnitIds:
         return out.index_add_(0, target, gy_RTH.reshape(R * T, H)[position].to(dtype)).view(R, high - low, H)
 
 
+def union_of(units: list[UnitIds]) -> Tensor:
+    return units[0].ids_U if len(units) == 1 else torch.unique(torch.cat([unit.ids_U for unit in units]))
+
+
 class TiedLink:
     """What the head's backward leaves for the embedding's, which runs later, when both use one weight."""
 
@@ -67,7 +72,7 @@ class TiedLink:
 
     def see_ids(self, ids_BT: Tensor) -> None:
         self.unit_ids = [UnitIds.of(ids_BT[unit]) for unit in self.layout.units]
-        self.union_ids = torch.unique(torch.cat([unit.ids_U for unit in self.unit_ids]))
+        self.union_ids = union_of(self.unit_ids)
 
     def offer(self, columns: Columns, x_BSH: Tensor, head_grad_VH: Tensor) -> None:
         """Keep what the cross term needs. Of the head's weighted gradient the rows at the ids that occur are kept,
@@ -109,21 +114,27 @@ class EmbeddingRecorder(Recorder):
         else:
             self.unit_ids = [UnitIds.of(ids_BT[unit]) for unit in self.layout.units]
 
-    def backward(self, gy: Tensor, *saved: Tensor) -> tuple[Tensor, Tensor]:
+    def backward(self, gy: Tensor, *saved: Tensor) -> tuple[Tensor, Partial]:
         (ids_BT,) = saved
         if self.padding_idx is not None:
             gy = gy.masked_fill((ids_BT == self.padding_idx)[..., None], 0)
         gy = gy.reshape(self.layout.rows, -1, gy.shape[-1])
         grad = torch.zeros_like(self.parameter, memory_format=torch.contiguous_format)
         grams = [self._unit(index, unit, gy, grad) for index, unit in enumerate(self.layout.units)]
-        sq_norm = squared_norm(grad)
+        sq_norm = squared_norm(grad[self._union()])  # it is 0 elsewhere
         if self.link is not None and self.link.head_rows is not None:
             dtype = accumulation_dtype(grad.dtype)
             products = torch.linalg.vecdot(grad[self.link.union_ids].to(dtype), self.link.head_rows.to(dtype))
             sq_norm = sq_norm + 2 * products.sum(dtype=torch.float64)
         if self.link is not None:
             self.link.finished = True
-        return grad, self.record(self.layout.flat(grams), sq_norm)
+        return grad, Record(torch.cat([self.layout.flat(grams), sq_norm.reshape(1)]))
+
+    def _union(self) -> Tensor:
+        """Ids that occur in any unit."""
+        if self.link is not None and self.link.union_ids is not None:
+            return self.link.union_ids
+        return union_of(self.unit_ids)
 
     def _unit(self, index: int, unit: slice, gy_BTH: Tensor, grad_VH: Tensor) -> Tensor:
         """Gram of one unit, cross term included; adds the unit's weighted gradient to `grad_VH`."""

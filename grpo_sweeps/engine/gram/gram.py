@@ -19,11 +19,14 @@ import torch
 from torch import Tensor, nn
 
 from grpo_sweeps.engine.gram.claims import Claim, claim_parameters, layer_of
+from grpo_sweeps.engine.gram.forms import FORMS, Form
 from grpo_sweeps.engine.gram.layout import GramError, RowLayout, reduced_float32, squared_norm
-from grpo_sweeps.engine.gram.linear import Form, block_bytes_for
-from grpo_sweeps.engine.gram.patch import Options, make_recorders, patch, unpatch
+from grpo_sweeps.engine.gram.linear import Options
+from grpo_sweeps.engine.gram.partials import Partial, SlotPlan, reduce_partials
+from grpo_sweeps.engine.gram.patch import make_recorders, patch, unpatch
 from grpo_sweeps.engine.gram.precision import floor_of, tolerance_of, widest_eps
-from grpo_sweeps.engine.gram.recorder import Recorder, Workspace
+from grpo_sweeps.engine.gram.recorder import Recorder, Workspace, state_of
+from grpo_sweeps.engine.gram.sums import block_bytes_for
 
 # In machine epsilons of the parameter, of sum |w| ||psi||: roundings of .grad and of its recorded norm, seen below 1.
 BYPASS_FACTOR = 32.0
@@ -37,13 +40,14 @@ class GramCheckError(GramError):
 class GradientGram:
     """Claims every trainable parameter of `model`, or raises GramError naming the parameter and module it cannot cover.
 
-    form: how linear layers are measured, "auto" by cost, "blocks" or "ghost". block_bytes: most memory of one block
-    of per-row gradients; by default 2 MB on a CPU (cache) and 256 MB on CUDA.
+    form: how linear layers are measured: "auto" by measured cost, or one of `forms.FORMS` ("blocks", "onepass",
+    "fused", "ghost"). block_bytes: most memory of one block of per-row gradients, where a form writes one; by default
+    2 MB on a CPU (cache) and 512 MB on CUDA.
     """
 
     def __init__(self, model: nn.Module, form: Form = "auto", block_bytes: int | None = None) -> None:
-        if form not in ("auto", "blocks", "ghost"):
-            raise GramError(f"form={form!r}: auto, blocks or ghost")
+        if form not in FORMS:
+            raise GramError(f"form={form!r}: allowed are {', '.join(FORMS)}")
         if block_bytes is not None and block_bytes < 1:
             raise GramError(f"block_bytes={block_bytes}: a positive number of bytes is needed")
         self.model = model
@@ -66,7 +70,7 @@ class GradientGram:
         self._refuse_changes()
         layout = RowLayout.build(group_sizes, weights, cross_groups, self.device)
         measurement = Measurement(self.claims, layout, widest_eps(self.model.parameters()))
-        recorders = make_recorders(self.claims, layout, measurement.leaves, self.options)
+        recorders = make_recorders(self.claims, layout, measurement.plan, self.options)
         modules = patch(recorders)
         try:
             yield measurement
@@ -96,42 +100,50 @@ class GradientGram:
 
 
 class Measurement:
-    """What a block measured. Everything but `leaves` is to be read after the block."""
+    """What a block measured, to be read after the block."""
 
     def __init__(self, claims: list[Claim], layout: RowLayout, model_dtype: torch.dtype) -> None:
         self.layout = layout
         self._model_dtype = model_dtype
         self._parameters = {claim.name: claim.parameter for claim in claims}
-        size = layout.flat_size + 1
-        leaves = torch.zeros(len(self._parameters), size, dtype=torch.float64, device=layout.weights_B.device)
-        self.leaves = {
-            name: leaf.requires_grad_() for name, leaf in zip(self._parameters, leaves.unbind(), strict=True)
-        }
+        self.plan = SlotPlan.of(layout)
         self._grads_before = {name: _grad_state(parameter) for name, parameter in self._parameters.items()}
         self._records: Tensor | None = None  # (parameters, flat_size + 1) on the host
 
     def _finish(self, recorders: dict[Claim, Recorder]) -> None:
-        """Take the leaves' gradients to the host, after making sure that no gradient came around a claimed module."""
-        records = {name: leaf.grad for name, leaf in self.leaves.items()}
+        """Reduce what the recorders kept, after making sure that no gradient came around a claimed module."""
+        partials: dict[str, list[Partial]] = {name: [] for name in self._parameters}
+        for recorder in recorders.values():
+            if recorder.partial is not None:
+                partials[recorder.name].append(recorder.partial)
         for name, parameter in self._parameters.items():
-            if records[name] is None and _grad_state(parameter) != self._grads_before[name]:
+            if not partials[name] and _grad_state(parameter) != self._grads_before[name]:
                 uses = [claim.module_name for claim in recorders if claim.name == name]
                 raise GramError(
                     f"parameter {name} gained a gradient that did not pass through module {' or '.join(uses)}: "
                     "something reads the weight directly (a fused loss?), so its rows were not measured"
                 )
-        if all(record is None for record in records.values()):
+        if not any(partials.values()):
             return
-        zero = torch.zeros(self.layout.flat_size + 1, dtype=torch.float64, device=self.layout.weights_B.device)
-        self._records = torch.stack([zero if record is None else record for record in records.values()]).cpu()
-        self._refuse_bypasses()
+        flat = [partial for kept in partials.values() for partial in kept]
+        reduced = iter(reduce_partials(flat, self.layout, self.plan))
+        zero = torch.zeros(self.layout.flat_size + 1, dtype=torch.float64)
+        self._records = torch.stack([sum((next(reduced) for _ in kept), zero) for kept in partials.values()])
+        self._refuse_bypasses({recorder.name: recorder.handed for recorder in recorders.values()})
 
-    def _refuse_bypasses(self) -> None:
+    def _refuse_bypasses(self, handed: dict[str, tuple[int, int] | None]) -> None:
         """What `.grad` gained must be what the claimed modules gave it, where it was empty before.
 
         Caught here: a weight that is read around its module as well (a fused head on a tied weight, a penalty).
+        Where `.grad` is the very tensor that a recorder handed out, unchanged, its norm need not be formed.
         """
-        fresh = [n for n, p in self._parameters.items() if self._grads_before[n] is None and p.grad is not None]
+        fresh = [
+            name
+            for name, parameter in self._parameters.items()
+            if self._grads_before[name] is None
+            and parameter.grad is not None
+            and state_of(parameter.grad) != handed[name]
+        ]
         if not fresh:
             return
         grads = [self._parameters[name].grad for name in fresh]

@@ -8,7 +8,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -16,10 +15,10 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
-from grpo_sweeps.engine.gram.layout import accumulation_dtype
+from grpo_sweeps.engine.gram.forms import kernels
+from grpo_sweeps.engine.gram.layout import HALF_TYPES, accumulation_dtype
+from grpo_sweeps.engine.gram.partials import Partial
 from grpo_sweeps.engine.gram.recorder import Recorder
-
-Normalise = Callable[[Tensor, tuple[int, ...], float | None], Tensor]
 
 
 class Stand:
@@ -35,6 +34,8 @@ class Stand:
 
 def run_with(module: nn.Module, parameters: dict[str, Tensor | None], *args: Any, **kwargs: Any) -> Tensor:
     """The module's own forward on other parameters."""
+    if type(module).forward is nn.Linear.forward:  # the common case, and the same call
+        return F.linear(args[0], parameters["weight"], parameters["bias"])  # type: ignore[arg-type]
     return type(module).forward(Stand(module, **parameters), *args, **kwargs)
 
 
@@ -64,15 +65,14 @@ class RowWeights(torch.autograd.Function):
     """weight (H,) -> (B, 1, ..., H); the backward takes the rows' gradients apart."""
 
     @staticmethod
-    def forward(ctx: Any, weight: Tensor, leaf: Tensor, recorder: Recorder, shape: tuple[int, ...]) -> Tensor:
+    def forward(ctx: Any, weight: Tensor, recorder: Recorder, shape: tuple[int, ...]) -> Tensor:
         ctx.recorder = recorder
         return weight.expand(shape).clone()
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, rows: Tensor) -> tuple[Tensor | None, ...]:
-        grad, record = ctx.recorder.run_backward(rows)
-        return grad, record, None, None
+        return ctx.recorder.run_backward(rows), None, None
 
 
 class RowWeightRecorder(Recorder):
@@ -80,34 +80,43 @@ class RowWeightRecorder(Recorder):
 
     def row_weights(self, x_dim: int) -> Tensor:
         shape = row_shape(self.layout.rows, x_dim, self.parameter.shape[0])
-        return RowWeights.apply(self.parameter, self.leaf, self, shape)
+        return RowWeights.apply(self.parameter, self, shape)
 
-    def backward(self, gy: Tensor, *saved: Tensor) -> tuple[Tensor, Tensor]:
+    def backward(self, gy: Tensor, *saved: Tensor) -> tuple[Tensor, Partial]:
         rows = gy.reshape(self.layout.rows, -1)
         return self.from_rows(rows.to(accumulation_dtype(rows.dtype)))
-
-
-def normalise_layer(x: Tensor, shape: tuple[int, ...], eps: float | None) -> Tensor:
-    return F.layer_norm(x, shape, None, None, 1e-5 if eps is None else eps)
-
-
-def normalise_rms(x: Tensor, shape: tuple[int, ...], eps: float | None) -> Tensor:
-    return F.rms_norm(x, shape, None, eps)
 
 
 class NormScaleRecorder(Recorder):
     """Weight of a layer norm (also of layer norm with weight + 1, which has the same gradient) or of torch's
     RMSNorm."""
 
-    def __init__(self, *args: Any, normalise: Normalise, shape: tuple[int, ...], eps: float | None) -> None:
+    def __init__(self, *args: Any, centred: bool, eps: float | None) -> None:
         super().__init__(*args)
-        self.normalise = normalise
-        self.shape = shape
+        self.centred = centred
         self.eps = eps
 
-    def backward(self, gy: Tensor, *saved: Tensor) -> tuple[Tensor, Tensor]:
+    def backward(self, gy: Tensor, *saved: Tensor) -> tuple[Tensor, Partial]:
         (x,) = saved
-        dtype = accumulation_dtype(x.dtype)
-        eps = torch.finfo(x.dtype).eps if self.eps is None else self.eps
-        scaled = self.normalise(x.to(dtype), self.shape, eps).mul_(gy)
-        return self.from_rows(scaled.reshape(self.layout.rows, -1, self.shape[-1]).sum(1))
+        rows, H = self.layout.rows, x.shape[-1]
+        x_BTH, gy_BTH = x.reshape(rows, -1, H), gy.reshape(rows, -1, H)
+        if takes_norm_kernel(x):
+            kernel: Any = kernels("norm_rows")
+            return self.from_rows(kernel.add_rows(x_BTH, gy_BTH, self.epsilon(x), self.centred))
+        shape = (H,)
+        wide = x_BTH.to(accumulation_dtype(x.dtype))
+        if self.centred:
+            scaled = F.layer_norm(wide, shape, None, None, self.epsilon(x)).mul_(gy_BTH)
+        else:
+            scaled = F.rms_norm(wide, shape, None, self.epsilon(x)).mul_(gy_BTH)
+        return self.from_rows(scaled.sum(1))
+
+    def epsilon(self, x: Tensor) -> float:
+        """torch's RMSNorm without eps takes the machine epsilon of its input."""
+        return torch.finfo(x.dtype).eps if self.eps is None else self.eps
+
+
+def takes_norm_kernel(x: Tensor) -> bool:
+    fits = x.is_cuda and x.dtype in (torch.float32, *HALF_TYPES)
+    module: Any = kernels("norm_rows") if fits else None
+    return module is not None and x.shape[-1] <= module.MAX_WIDTH

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -11,23 +10,14 @@ from torch import Tensor, nn
 from grpo_sweeps.engine.gram.claims import Claim
 from grpo_sweeps.engine.gram.embedding import EmbeddingRecorder, TiedLink
 from grpo_sweeps.engine.gram.layout import GramError, RowLayout
-from grpo_sweeps.engine.gram.linear import Form, LinearRecorder
-from grpo_sweeps.engine.gram.norm import NormScaleRecorder, RowWeightRecorder, normalise_layer, normalise_rms, run_with
-from grpo_sweeps.engine.gram.recorder import BiasRecorder, Recorder, Workspace
-
-
-@dataclass(frozen=True)
-class Options:
-    """How Grams are formed. block_bytes: most memory of one block of per-row gradients."""
-
-    form: Form
-    block_bytes: int
-    workspace: Workspace
+from grpo_sweeps.engine.gram.linear import LinearRecorder, Options
+from grpo_sweeps.engine.gram.norm import NormScaleRecorder, RowWeightRecorder, run_with
+from grpo_sweeps.engine.gram.partials import SlotPlan
+from grpo_sweeps.engine.gram.recorder import BiasRecorder, Recorder, Tap, Uses
 
 
 class PatchedForward:
-    """Callable that replaces `module.forward`: the module's own forward on detached parameters, then one tap a
-    parameter.
+    """Callable that replaces `module.forward`: the module's own forward on detached parameters, with recorders fed.
 
     Without gradients (evaluation inside a block, the first pass of reentrant checkpointing) the plain forward runs.
     """
@@ -36,10 +26,12 @@ class PatchedForward:
         self.module = module
         self.module_name = module_name
         self.recorders = recorders
+        self.uses = Uses(list(recorders.values()))
 
     def __call__(self, *args: Any, **kwargs: Any) -> Tensor:
+        module, recorders = self.module, self.recorders
         if not torch.is_grad_enabled():
-            return type(self.module).forward(self.module, *args, **kwargs)
+            return type(module).forward(module, *args, **kwargs)
         if len(args) + len(kwargs) != 1:
             raise GramError(
                 f"module {self.module_name} was called with {len(args) + len(kwargs)} arguments instead of its "
@@ -47,21 +39,21 @@ class PatchedForward:
             )
         x: Tensor = args[0] if args else next(iter(kwargs.values()))
         self.check(x)
-        for recorder in self.recorders.values():
+        for recorder in recorders.values():
             recorder.begin(x.shape[0])
-        stand_ins = {name: p if p is None else p.detach() for name, p in self.module._parameters.items()}
-        for name, recorder in self.recorders.items():
-            if isinstance(recorder, RowWeightRecorder):
-                stand_ins[name] = recorder.row_weights(x.dim())
-            if isinstance(recorder, EmbeddingRecorder):
-                recorder.see_ids(x)
-        y = run_with(self.module, stand_ins, x)
-        for recorder in self.recorders.values():
-            if isinstance(recorder, BiasRecorder):
-                y = recorder.tap(y)
-            elif not isinstance(recorder, RowWeightRecorder):
-                y = recorder.tap(y, x)
+        weight = recorders.get("weight")
+        if isinstance(weight, EmbeddingRecorder):
+            weight.see_ids(x)
+            return Tap.apply(run_with(module, self.detached(), x), weight.parameter, weight, x)
+        if isinstance(weight, RowWeightRecorder):
+            return run_with(module, {"weight": weight.row_weights(x.dim())}, x)
+        carried = self.uses.carry(x)
+        y = run_with(module, self.detached(), carried)
+        self.uses.watch(y, carried)
         return y
+
+    def detached(self) -> dict[str, Tensor | None]:
+        return {name: p if p is None else p.detach() for name, p in self.module._parameters.items()}
 
     def check(self, x: Tensor) -> None:
         if torch.is_autocast_enabled(x.device.type):
@@ -78,34 +70,24 @@ class PatchedForward:
             )
 
 
-def make_recorders(
-    claims: list[Claim], layout: RowLayout, leaves: dict[str, Tensor], options: Options
-) -> dict[Claim, Recorder]:
-    """One recorder a claim; the two claims of a tied weight get one leaf and one link."""
+def make_recorders(claims: list[Claim], layout: RowLayout, plan: SlotPlan, options: Options) -> dict[Claim, Recorder]:
+    """One recorder a claim; the two claims of a tied weight get one link."""
     tied = {claim.name for claim in claims if claim.kind == "embedding"} & {
         c.name for c in claims if c.kind == "linear"
     }
     links = {name: TiedLink(layout) for name in tied}
-    return {claim: _make(claim, layout, leaves[claim.name], options, links.get(claim.name)) for claim in claims}
+    return {claim: _make(claim, layout, plan, options, links.get(claim.name)) for claim in claims}
 
 
-def _make(claim: Claim, layout: RowLayout, leaf: Tensor, options: Options, link: TiedLink | None) -> Recorder:
-    common = (claim.name, claim.module_name, claim.parameter, layout, leaf)
+def _make(claim: Claim, layout: RowLayout, plan: SlotPlan, options: Options, link: TiedLink | None) -> Recorder:
+    common = (claim.name, claim.module_name, claim.parameter, layout)
     module: Any = claim.module
     if claim.kind in ("linear", "conv1d"):
-        return LinearRecorder(
-            *common,
-            form=options.form,
-            block_bytes=options.block_bytes,
-            workspace=options.workspace,
-            transposed=claim.kind == "conv1d",
-            link=link,
-        )
+        return LinearRecorder(*common, options=options, plan=plan, transposed=claim.kind == "conv1d", link=link)
     if claim.kind == "embedding":
         return EmbeddingRecorder(*common, block_bytes=options.block_bytes, padding_idx=module.padding_idx, link=link)
     if claim.kind in ("layer_norm", "rms_norm"):
-        normalise = normalise_layer if claim.kind == "layer_norm" else normalise_rms
-        return NormScaleRecorder(*common, normalise=normalise, shape=tuple(module.normalized_shape), eps=module.eps)
+        return NormScaleRecorder(*common, centred=claim.kind == "layer_norm", eps=module.eps)
     if claim.kind == "row_norm":
         return RowWeightRecorder(*common)
     return BiasRecorder(*common)

@@ -1,51 +1,58 @@
-"""What one claimed parameter keeps during one block: `Recorder`, and `Tap`, the autograd function that feeds it.
+"""What one claimed parameter keeps during one block: `Recorder`, and the autograd functions that feed it.
 
 A claimed module runs its own forward on detached parameters (so its output is the plain one, bit for bit, and the
-gradient of its input comes from autograd's own kernels). `Tap` hands that output on unchanged; in the backward it
-forms the parameter's gradient, and with it the Gram of the rows' gradients. The Gram leaves as the gradient of a
-small float64 leaf: no hooks and no side effects, so non-reentrant checkpointing, which recomputes forwards but runs
-each backward once, is exact.
+gradient of its input comes from autograd's own kernels). Around it, `Carry` takes the parameters in and keeps the
+input; a hook on the output forms their gradients, and with them what the Gram is made of, which stays with the
+recorders; `Carry`'s backward hands the gradients on. The input is kept before the module's product and not after it,
+because checkpointing stops its recomputation at the last tensor kept: the last product of a layer is not made again.
+
+No module hooks: checkpointing recomputes forwards, but each node of the backward runs once; a second time is refused.
 """
 
 from __future__ import annotations
 
+import math
+from collections.abc import Sequence
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
-from grpo_sweeps.engine.gram.layout import GramError, RowLayout, accumulation_dtype, squared_norm
+from grpo_sweeps.engine.gram.layout import GramError, RowLayout, accumulation_dtype
+from grpo_sweeps.engine.gram.partials import Partial, Rows
 
 
 class Workspace:
-    """One buffer a dtype, grown to the largest block and kept between blocks: fresh pages would cost more than the
-    products."""
+    """One buffer for each purpose and dtype, grown to the largest use and kept between blocks: fresh pages would cost
+    more than the products. Two buffers that are in use at once need two purposes."""
 
     def __init__(self) -> None:
-        self._buffers: dict[tuple[torch.dtype, torch.device], Tensor] = {}
+        self._buffers: dict[tuple[str, torch.dtype, torch.device], Tensor] = {}
 
-    def get(self, shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> Tensor:
-        numel = int(torch.Size(shape).numel())
-        buffer = self._buffers.get((dtype, device))
+    def get(self, purpose: str, shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> Tensor:
+        numel = math.prod(shape)
+        buffer = self._buffers.get((purpose, dtype, device))
         if buffer is None or buffer.numel() < numel:
-            buffer = self._buffers[dtype, device] = torch.empty(numel, dtype=dtype, device=device)
+            buffer = self._buffers[purpose, dtype, device] = torch.empty(numel, dtype=dtype, device=device)
         return buffer[:numel].view(shape)
 
 
 class Recorder:
     """One use of one parameter in one block.
 
-    `leaf` is (flat_size + 1,) float64: the flat Gram, then the squared norm of the weighted sum that went to `.grad`.
-    A subclass says how the rows' gradients follow from the output gradient: `backward(gy, *saved) -> (grad, record)`.
+    A subclass says how the rows' gradients follow from the output gradient: `backward(gy, *saved) -> (grad, partial)`.
+    After the backward `partial` holds what the Gram is made of, and `handed` where the gradient lay that autograd was
+    given, and in which version: if `.grad` is that very tensor, nothing else has been added to it.
     """
 
-    def __init__(self, name: str, module_name: str, parameter: nn.Parameter, layout: RowLayout, leaf: Tensor) -> None:
+    def __init__(self, name: str, module_name: str, parameter: nn.Parameter, layout: RowLayout) -> None:
         self.name = name
         self.module_name = module_name
         self.parameter = parameter
         self.layout = layout
-        self.leaf = leaf
+        self.partial: Partial | None = None
+        self.handed: tuple[int, int] | None = None
         self.calls = 0
         self.backwards = 0
         self.closed = False
@@ -69,12 +76,15 @@ class Recorder:
                 "are refused"
             )
 
-    def tap(self, y: Tensor, *saved: Tensor) -> Tensor:
-        return Tap.apply(y, self.parameter, self.leaf, self, *saved)
-
-    def run_backward(self, gy: Tensor, *saved: Tensor) -> tuple[Tensor, Tensor]:
+    def run_backward(self, gy: Tensor, *saved: Tensor) -> Tensor:
         self.begin_backward()
-        return self.backward(gy, *saved)
+        return self.keep(*self.backward(gy, *saved))
+
+    def keep(self, grad: Tensor, partial: Partial) -> Tensor:
+        """Take note of what was measured with `grad`, and return it."""
+        self.partial = partial
+        self.handed = state_of(grad)
+        return grad
 
     def begin_backward(self) -> None:
         if self.closed:
@@ -83,24 +93,61 @@ class Recorder:
         if self.backwards > 1:
             raise GramError(f"parameter {self.name} (module {self.module_name}) met a second backward in one block")
 
-    def backward(self, gy: Tensor, *saved: Tensor) -> tuple[Tensor, Tensor]:
+    def backward(self, gy: Tensor, *saved: Tensor) -> tuple[Tensor, Partial]:
         raise NotImplementedError(type(self).__name__)
 
-    def record(self, gram_flat: Tensor, sq_norm: Tensor) -> Tensor:
-        return torch.cat([gram_flat, sq_norm.reshape(1)])
-
-    def from_rows(self, rows_BN: Tensor) -> tuple[Tensor, Tensor]:
-        """Gradient and record of a small parameter from its rows' gradients, formed whole (biases and norms)."""
+    def from_rows(self, rows_BN: Tensor) -> tuple[Tensor, Partial]:
+        """Gradient and partial of a small parameter from its rows' gradients, formed whole (biases and norms)."""
         total = self.layout.weighted_sum(rows_BN)
-        record = self.record(self.layout.inner(rows_BN[:, None]), squared_norm(total[None]))
-        return total.to(self.parameter.dtype).view_as(self.parameter), record
+        return total.to(self.parameter.dtype).view_as(self.parameter), Rows(rows_BN, total)
+
+
+def state_of(tensor: Tensor) -> tuple[int, int]:
+    return tensor.data_ptr(), tensor._version
+
+
+class Uses:
+    """The recorders of one module in one block, fed by one `Carry`."""
+
+    def __init__(self, recorders: Sequence[Recorder]) -> None:
+        self.recorders = recorders
+        self.gradients: list[Tensor] = []
+
+    def carry(self, x: Tensor) -> Tensor:
+        """x, for the module to work on."""
+        return Carry.apply(x, self, *(recorder.parameter for recorder in self.recorders))
+
+    def watch(self, y: Tensor, carried: Tensor) -> None:
+        """Form the parameters' gradients as soon as that of the module's output y is there."""
+        node: Any = carried.grad_fn
+        y.register_hook(lambda gy: self.receive(gy, node))
+
+    def receive(self, gy: Tensor, node: Any) -> None:
+        (x,) = node.saved_tensors
+        self.gradients = [recorder.run_backward(gy, x) for recorder in self.recorders]
+
+
+class Carry(torch.autograd.Function):
+    """Identity on x. Its backward runs after the hook of `Uses.watch` and hands out what that formed."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, uses: Uses, *parameters: Tensor) -> Tensor:
+        ctx.uses = uses
+        ctx.save_for_backward(x)
+        return x.view_as(x)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, gx: Tensor) -> tuple[Tensor | None, ...]:
+        gradients, ctx.uses.gradients = ctx.uses.gradients, []
+        return (gx, None, *gradients)
 
 
 class Tap(torch.autograd.Function):
-    """Identity on y; its backward gives the parameter its weighted gradient and the leaf its record."""
+    """Identity on the output y of a module whose input has no gradient (token ids)."""
 
     @staticmethod
-    def forward(ctx: Any, y: Tensor, parameter: Tensor, leaf: Tensor, recorder: Recorder, *saved: Tensor) -> Tensor:
+    def forward(ctx: Any, y: Tensor, parameter: Tensor, recorder: Recorder, *saved: Tensor) -> Tensor:
         ctx.recorder = recorder
         ctx.save_for_backward(*saved)
         return y.view_as(y)
@@ -109,14 +156,13 @@ class Tap(torch.autograd.Function):
     @once_differentiable
     def backward(ctx: Any, gy: Tensor) -> tuple[Tensor | None, ...]:
         saved = ctx.saved_tensors
-        grad, record = ctx.recorder.run_backward(gy, *saved)
-        return (gy, grad, record, None, *(None for _ in saved))
+        return (gy, ctx.recorder.run_backward(gy, *saved), None, *(None for _ in saved))
 
 
 class BiasRecorder(Recorder):
     """Bias of a linear map: a row's gradient is the sum of its output gradients over everything but the last
     dimension."""
 
-    def backward(self, gy: Tensor, *saved: Tensor) -> tuple[Tensor, Tensor]:
+    def backward(self, gy: Tensor, *saved: Tensor) -> tuple[Tensor, Partial]:
         rows = self.layout.rows
         return self.from_rows(gy.reshape(rows, -1, gy.shape[-1]).sum(1, dtype=accumulation_dtype(gy.dtype)))

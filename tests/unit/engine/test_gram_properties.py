@@ -9,10 +9,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from grpo_sweeps.engine.gram import GradientGram
+from grpo_sweeps.engine.gram.forms import prefer_ghost
 from grpo_sweeps.engine.gram.layout import RowLayout, squared_norm
-from grpo_sweeps.engine.gram.linear import WeightSums, ghost_gram, prefer_ghost
+from grpo_sweeps.engine.gram.partials import SlotPlan, reduce_partials
 from grpo_sweeps.engine.gram.precision import floor_of
 from grpo_sweeps.engine.gram.recorder import Workspace
+from grpo_sweeps.engine.gram.sums import WeightSums, ghost_gram
 from tests.unit.engine.gram_oracle import VOCABULARY, build, head_sums, measured, pad, plain_sums, relative, trainable
 
 TOL = 1e-11
@@ -113,15 +115,14 @@ def test_linear_forms_agree_with_the_rows_themselves(groups, T, o, i, block_byte
     rows = torch.einsum("bto,bti->boi", y, x)
     total = torch.einsum("b,boi->oi", w, rows)
     expected = layout.flat([torch.einsum("roi,soi->rs", rows[unit], rows[unit]) for unit in layout.units])
-    for ghost in (False, True):
-        sums = WeightSums(layout, torch.empty(o, i, dtype=torch.float64), block_bytes, Workspace())
-        if ghost:
-            sums.add_ghost(y, x)
-        else:
-            sums.add(y, x)
-        assert torch.allclose(sums.gram, expected, rtol=1e-11, atol=1e-11)
+    plan = SlotPlan.of(layout)
+    for form in ("blocks", "ghost"):
+        sums = WeightSums(layout, plan, torch.empty(o, i, dtype=torch.float64), form, block_bytes, Workspace())
+        sums.add(y, x)
+        record = reduce_partials([sums.partial()], layout, plan)[0]
+        assert torch.allclose(record[:-1], expected, rtol=1e-11, atol=1e-11)
         assert torch.allclose(sums.grad, total, rtol=1e-11, atol=1e-11)
-        assert torch.allclose(sums.sq_norm, squared_norm(total), rtol=1e-11, atol=1e-11)
+        assert torch.allclose(record[-1], squared_norm(total), rtol=1e-11, atol=1e-11)
 
 
 def test_ghost_gram_by_hand():
@@ -131,10 +132,10 @@ def test_ghost_gram_by_hand():
 
 
 def test_cost_rule_takes_the_ghost_for_short_rows_of_bounded_memory_only():
-    cpu, f32 = torch.device("cpu"), torch.float32
-    assert prefer_ghost(8, 1024, 1024, 8, f32, cpu)
-    assert not prefer_ghost(128, 1024, 1024, 8, f32, cpu)
-    assert not prefer_ghost(8, 1024, 1024, 2**12, f32, cpu), "pairs of rows would take more than the bound"
+    f32 = torch.float32
+    assert prefer_ghost("blocks", 8, 1024, 1024, 8, f32)
+    assert not prefer_ghost("blocks", 128, 1024, 1024, 8, f32)
+    assert not prefer_ghost("blocks", 8, 1024, 1024, 2**12, f32), "pairs of rows would take more than the bound"
 
 
 def test_measured_floor_covers_other_rows_of_the_embedded_model():

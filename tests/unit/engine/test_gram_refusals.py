@@ -7,9 +7,10 @@ from torch import nn
 from grpo_sweeps.engine.gram import GradientGram, GramCheckError, GramError, Measurement, verify_against_autograd
 from grpo_sweeps.engine.gram import embedding as embedding_module
 from grpo_sweeps.engine.gram import layout as layout_module
-from grpo_sweeps.engine.gram import linear as linear_module
 from grpo_sweeps.engine.gram.claims import layer_of
 from grpo_sweeps.engine.gram.norm import RowWeightRecorder, takes_row_weights
+from grpo_sweeps.engine.gram.partials import Rows
+from grpo_sweeps.engine.gram.sums import WeightSums
 from tests.unit.engine.gram_oracle import batch, build, head_sums, measured, plain_sums
 
 WEIGHTS = torch.tensor([0.5, -1.0, 0.0, 2.0], dtype=torch.float64)
@@ -244,7 +245,7 @@ def test_verification_sees_a_weight_read_beside_its_module(weights, message, mon
         GramError, match=r"lm_head\.weight gained a gradient of norm .* something else reads the weight"
     ):
         measured(model, b, [4], None, regularised)
-    monkeypatch.setattr(Measurement, "_refuse_bypasses", lambda self: None)
+    monkeypatch.setattr(Measurement, "_refuse_bypasses", lambda *_: None)
     measured(model, b, [4], None, regularised).check()
     with pytest.raises(GramCheckError, match=rf"parameter lm_head\.weight: {message}"):
         verify_against_autograd(model, GradientGram(model), regularised, [4], weights)
@@ -287,10 +288,10 @@ def mutate_one_norm(monkeypatch):
     backward = RowWeightRecorder.backward
 
     def skipping(self, gy):
-        grad, record = backward(self, gy)
+        grad, rows = backward(self, gy)
         if self.name == "model.layers.1.input_layernorm.weight":
-            record[:-1] = 0
-        return grad, record
+            rows = Rows(0 * rows.values, rows.total)
+        return grad, rows
 
     monkeypatch.setattr(RowWeightRecorder, "backward", skipping)
 
@@ -301,15 +302,12 @@ def mutate_scale(monkeypatch):
 
 
 def mutate_drop_last_block(monkeypatch):
-    add = linear_module.WeightSums._add_block
+    keep = WeightSums._keep
 
-    def dropping(self, rows_Bni, grad_ni):
-        kept = self.gram.clone()
-        add(self, rows_Bni, grad_ni)
-        if rows_Bni.shape[2] == 24:
-            self.gram.copy_(kept)
+    def dropping(self, gram, sq_norm):
+        keep(self, 0 * gram if self.grad.shape[1] == 24 else gram, sq_norm)
 
-    monkeypatch.setattr(linear_module.WeightSums, "_add_block", dropping)
+    monkeypatch.setattr(WeightSums, "_keep", dropping)
 
 
 def mutate_swap_rows(monkeypatch):

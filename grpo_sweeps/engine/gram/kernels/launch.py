@@ -1,0 +1,39 @@
+"""Launches of one kernel without the cost of Triton's argument analysis, which exceeds that of a small kernel.
+
+Triton looks at every argument of every launch to find the variant to run. Whoever launches through here vouches that
+the compile-time arguments alone tell it: the run-time ones are declared not to be specialised on, or always alike.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Hashable, Sequence
+from typing import Any
+
+import torch
+
+
+class Launcher:
+    """kernel: a jitted function whose run-time arguments come first."""
+
+    def __init__(self, kernel: Any) -> None:
+        self.kernel = kernel
+        self.compiled: dict[Hashable, Any] = {}
+
+    def __call__(
+        self, grid: tuple[int, int, int], arguments: Sequence[Any], constants: dict[str, Any], warps: int,
+        device: torch.device, dtype: torch.dtype,
+    ) -> None:  # fmt: skip
+        """dtype: of the tensors that vary in it; everything else that selects a variant is in `constants`."""
+        key = (device, dtype, warps, *constants.values())
+        compiled = self.compiled.get(key)
+        if compiled is None:
+            self.compiled[key] = self.kernel[grid](*arguments, **constants, num_warps=warps)
+        else:
+            compiled[grid](*arguments, *constants.values())
+
+
+@functools.cache
+def multiprocessors(device: torch.device) -> int:
+    """1 on a CPU, where only Triton's interpreter runs kernels."""
+    return int(torch.cuda.get_device_properties(device).multi_processor_count) if device.type == "cuda" else 1

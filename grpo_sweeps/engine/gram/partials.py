@@ -1,0 +1,134 @@
+"""What a recorder leaves behind, and the one reduction at the end of a block that makes Grams of it.
+
+Small launches would cost more than the arithmetic, so a recorder keeps what it has at hand and the sums over kernel
+programs, and the Grams of all small parameters, are formed once a block, together.
+
+    Record  a finished (flat_size + 1,) float64: the flat Gram, then the squared norm of the weighted sum
+    Slots   (programs, width) float64: what each program of a kernel summed, columns as the `SlotPlan` says
+    Rows    (B, N) in the accumulation dtype: the rows' gradients of a bias or a norm, whole, and (N,) their weighted
+            sum as it was handed out (before rounding): the norm is that of the gradient, not of what the Gram is
+            made of, since the two are checked against each other
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+
+from grpo_sweeps.engine.gram.layout import RowLayout
+
+# Rows of one kernel launch: their 136 products and the rows themselves just fit a thread's registers.
+MAX_ROWS = 16
+# Larger units are cut into tiles of so many rows; 8 x 8 products of two tiles fit as well.
+TILE_ROWS = 8
+
+
+@dataclass(frozen=True)
+class Launch:
+    """One pass over a block: products of the rows of `a` with those of `b`, or with one another where `b` is None.
+
+    column: where its products begin in a slot. Products within `a` are the upper triangle row by row, then the
+    squared norm of the weighted sum (0 in all launches but the last of these); with `b` the whole rectangle.
+    """
+
+    a: slice
+    b: slice | None
+    column: int
+    width: int
+
+
+@dataclass
+class SlotPlan:
+    """The launches for one RowLayout, and where each entry of the flat Gram lies in a slot."""
+
+    launches: list[Launch] = field(default_factory=list)
+    width: int = 0
+    columns: list[int] = field(default_factory=list)  # (flat_size + 1,) column of each entry, the norm's last
+
+    @classmethod
+    def of(cls, layout: RowLayout) -> SlotPlan:
+        plan = cls()
+        norm_column = 0
+        for unit in layout.units:
+            where: dict[tuple[int, int], int] = {}
+            tiles = row_tiles(unit)
+            for index, a in enumerate(tiles):
+                size = a.stop - a.start
+                launch = plan._launch(a, None, size * (size + 1) // 2 + 1)
+                pairs = [(i, j) for i in range(a.start, a.stop) for j in range(i, a.stop)]
+                where |= {pair: launch.column + k for k, pair in enumerate(pairs)}
+                norm_column = launch.column + len(pairs)
+                for b in tiles[index + 1 :]:
+                    launch = plan._launch(a, b, size * (b.stop - b.start))
+                    pairs = [(i, j) for i in range(a.start, a.stop) for j in range(b.start, b.stop)]
+                    where |= {pair: launch.column + k for k, pair in enumerate(pairs)}
+            rows = range(unit.start, unit.stop)
+            plan.columns += [where[min(i, j), max(i, j)] for i in rows for j in rows]
+        plan.columns.append(norm_column)
+        return plan
+
+    def _launch(self, a: slice, b: slice | None, products: int) -> Launch:
+        launch = Launch(a, b, self.width, 1 << (products - 1).bit_length())
+        self.launches.append(launch)
+        self.width += launch.width
+        return launch
+
+    @property
+    def diagonal(self) -> list[Launch]:
+        """The launches that also add to the weighted sum; every row is in one of them."""
+        return [launch for launch in self.launches if launch.b is None]
+
+
+def row_tiles(unit: slice) -> list[slice]:
+    """A unit's rows, whole where one launch can take them."""
+    size = unit.stop - unit.start
+    step = size if size <= MAX_ROWS else TILE_ROWS
+    return [slice(low, min(unit.stop, low + step)) for low in range(unit.start, unit.stop, step)]
+
+
+@dataclass(frozen=True)
+class Record:
+    values: Tensor
+
+
+@dataclass(frozen=True)
+class Slots:
+    values: Tensor
+
+
+@dataclass(frozen=True)
+class Rows:
+    values: Tensor
+    total: Tensor
+
+
+Partial = Record | Slots | Rows
+
+
+def reduce_partials(partials: Sequence[Partial], layout: RowLayout, plan: SlotPlan) -> Tensor:
+    """(len(partials), flat_size + 1) float64 on the host, with one transfer."""
+    device = layout.weights_B.device
+    out = torch.zeros(len(partials), layout.flat_size + 1, dtype=torch.float64, device=device)
+    groups: dict[tuple[type, torch.Size, torch.dtype], list[int]] = {}
+    for index, partial in enumerate(partials):
+        groups.setdefault((type(partial), partial.values.shape, partial.values.dtype), []).append(index)
+    for (kind, _, _), members in groups.items():
+        stacked = torch.stack([partials[index].values for index in members])
+        if kind is Slots:
+            columns = torch.tensor(plan.columns, device=device)
+            stacked = stacked.sum(1).index_select(1, columns)
+        elif kind is Rows:
+            totals = torch.stack([partials[index].total for index in members])  # type: ignore[union-attr]
+            stacked = records_of_rows(stacked, totals, layout)
+        out[torch.tensor(members, device=device)] = stacked
+    return out.cpu()
+
+
+def records_of_rows(rows_PBN: Tensor, totals_PN: Tensor, layout: RowLayout) -> Tensor:
+    """(P, flat_size + 1) of P parameters whose rows' gradients are known whole, in float64."""
+    rows = rows_PBN.double()
+    grams = [torch.bmm(rows[:, unit], rows[:, unit].transpose(1, 2)).flatten(1) for unit in layout.units]
+    return torch.cat([*grams, totals_PN.double().square().sum(1, keepdim=True)], dim=1)

@@ -1,0 +1,114 @@
+"""Every form of one weight's sums against the reference in float64, over shapes, groups, padding of tiles and dtypes."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from grpo_sweeps.engine.gram.forms import why_not
+from grpo_sweeps.engine.gram.layout import RowLayout
+from grpo_sweeps.engine.gram.partials import SlotPlan, reduce_partials
+from grpo_sweeps.engine.gram.recorder import Workspace
+from grpo_sweeps.engine.gram.sums import WeightSums
+
+pytestmark = [
+    pytest.mark.gpu,
+    pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device"),
+]
+
+DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32}
+# groups, cross-group products, T, o, i: odd sizes leave tiles, stages and programs partly empty
+CASES = {
+    "one_group_of_8": ([8], False, 64, 256, 384),
+    "short_tail": ([8], False, 37, 136, 72),
+    "one_token": ([4], False, 1, 128, 128),
+    "many_tiles": ([8], False, 96, 2056, 1288),
+    "one_row": ([1], False, 33, 64, 200),
+    "two_rows": ([2], False, 511, 640, 384),
+    "unequal_groups": ([3, 5, 8], False, 50, 264, 136),
+    "seven": ([7], False, 40, 128, 256),
+    "sixteen": ([16], False, 40, 128, 256),
+    "cross_groups": ([4, 4], True, 40, 128, 256),
+    "cross_groups_in_tiles": ([8, 8, 5], True, 40, 128, 264),
+    "thirty_two": ([32], False, 24, 128, 264),
+}
+
+
+def sums_of(form, layout, y, x, block_bytes, blocks):
+    plan = SlotPlan.of(layout)
+    sums = WeightSums(layout, plan, torch.empty(y.shape[2], x.shape[2], dtype=y.dtype, device="cuda"), form, block_bytes,
+                      Workspace())  # fmt: skip
+    for low, high in blocks:
+        sums.add(y[:, :, low:high], x, low)
+    record = reduce_partials([sums.partial()], layout, plan)[0]
+    return record[:-1], record[-1], sums.grad
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("case", CASES)
+@pytest.mark.parametrize("form", ["onepass", "fused", "blocks"])
+@pytest.mark.parametrize("pieces", [1, 2])
+def test_a_form_gives_the_rows_own_products(form, case, dtype, pieces):
+    groups, cross, T, o, i = CASES[case]
+    dtype, device = DTYPES[dtype], torch.device("cuda")
+    layout = RowLayout.build(groups, torch.randn(sum(groups)), cross, device)
+    reason = why_not(form, o, i, max(layout.unit_sizes), dtype, device)
+    if reason:
+        pytest.skip(reason)
+    torch.manual_seed(0)
+    y, x = (
+        torch.randn(layout.rows, T, o, device=device).to(dtype),
+        torch.randn(layout.rows, T, i, device=device).to(dtype),
+    )
+    cut = o // 2 // 8 * 8
+    blocks = [(0, o)] if pieces == 1 else [(0, cut), (cut, o)]
+    gram, sq_norm, grad = sums_of(form, layout, y, x, 2**17, blocks)
+    rows = torch.einsum("bto,bti->boi", y.double(), x.double())
+    expected = layout.flat([torch.einsum("roi,soi->rs", rows[u], rows[u]) for u in layout.units]).cpu()
+    total = torch.einsum("b,boi->oi", layout.weights_B, rows)
+    # a row's gradient is rounded to the dtype once, element by element: the errors of its products average out
+    eps = torch.finfo(dtype).eps
+    scale = float(expected.abs().max())
+    tol = 3 * eps / (o * i) ** 0.5 * 8 + 3e-6
+    assert float((gram - expected).abs().max()) / scale < tol
+    assert float((grad.double() - total).norm() / total.norm()) < 2 * eps + 1e-6
+    assert (
+        abs(float(sq_norm) / float(total.square().sum()) - 1)
+        < 4 * eps / (o * i) ** 0.5 * 8 + 1e-4 * (eps > 1e-5) + 3e-6
+    )
+
+
+@pytest.mark.parametrize("form", ["onepass", "fused"])
+def test_a_kernel_gives_the_same_bits_twice(form):
+    layout = RowLayout.build([8], torch.randn(8), False, torch.device("cuda"))
+    y, x = torch.randn(8, 200, 1024, device="cuda").bfloat16(), torch.randn(8, 200, 768, device="cuda").bfloat16()
+    if why_not(form, 1024, 768, 8, torch.bfloat16, torch.device("cuda")):
+        pytest.skip("not on this card")
+    first, second = (sums_of(form, layout, y, x, 2**22, [(0, 1024)]) for _ in range(2))
+    assert torch.equal(first[0], second[0]) and torch.equal(first[2], second[2])
+
+
+@pytest.mark.parametrize("form", ["onepass", "fused"])
+def test_inputs_that_do_not_lie_in_order(form):
+    """Views with other strides and an odd start, as transposed weights and sliced activations bring them."""
+    layout = RowLayout.build([4], torch.randn(4), False, torch.device("cuda"))
+    wide = torch.randn(4, 51, 264, device="cuda").bfloat16()
+    y, x = wide[:, 1:, 3:131], wide.transpose(0, 1).contiguous().transpose(0, 1)[:, 1:, 8:136]
+    if why_not(form, 128, 128, 4, torch.bfloat16, torch.device("cuda")):
+        pytest.skip("not on this card")
+    found, expected = sums_of(form, layout, y, x, 2**22, [(0, 128)]), sums_of("blocks", layout, y, x, 2**22, [(0, 128)])
+    assert torch.allclose(found[0], expected[0], rtol=1e-5)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize(("T", "H", "centred"), [(70, 64, True), (1, 3072, True), (300, 896, False), (33, 100, False)])
+def test_norm_rows_against_float64(dtype, T, H, centred):
+    norm_rows = pytest.importorskip("grpo_sweeps.engine.gram.kernels.norm_rows", reason="needs Triton")
+    torch.manual_seed(0)
+    x = torch.randn(5, T, H, device="cuda").to(DTYPES[dtype])
+    gy = torch.randn(5, T, H, device="cuda").to(DTYPES[dtype])
+    found = norm_rows.add_rows(x, gy, 1e-5, centred).double()
+    normal = torch.nn.functional.layer_norm if centred else torch.nn.functional.rms_norm
+    arguments = (None, None, 1e-5) if centred else (None, 1e-5)
+    expected = (normal(x.double(), (H,), *arguments) * gy.double()).sum(1)
+    assert float((found - expected).abs().max() / expected.abs().max()) < 2e-6

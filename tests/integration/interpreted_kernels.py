@@ -1,0 +1,76 @@
+"""Triton's interpreter on a CPU, against the reference: run by test_kernels.py, with TRITON_INTERPRET=1 set before
+Triton is imported."""
+
+from __future__ import annotations
+
+import sys
+
+import torch
+
+from grpo_sweeps.engine.gram.kernels import norm_rows, onepass
+from grpo_sweeps.engine.gram.layout import RowLayout
+from grpo_sweeps.engine.gram.partials import Record, SlotPlan, Slots, reduce_partials
+from grpo_sweeps.engine.gram.recorder import Workspace
+from grpo_sweeps.engine.gram.sums import WeightSums
+
+CPU = torch.device("cpu")
+
+
+def one_pass(sizes: list[int], cross: bool, T: int, o: int, i: int, blocks: list[slice], dtype: torch.dtype) -> float:
+    """Largest relative difference of Gram, gradient and norm from the reference's, over several blocks."""
+    torch.manual_seed(0)
+    rows = sum(sizes)
+    layout = RowLayout.build(sizes, torch.randn(rows), cross, CPU)
+    plan = SlotPlan.of(layout)
+    y, x = torch.randn(rows, T, o).to(dtype), torch.randn(rows, T, i).to(dtype)
+    weight = torch.empty(o, i, dtype=dtype)
+    reference = WeightSums(layout, plan, weight, "blocks", 2**20, Workspace())
+    reference.add(y, x)
+    slots = torch.full((3, plan.width), torch.nan, dtype=torch.float64)
+    grad = torch.full_like(weight, torch.nan)
+    for index, block in enumerate(blocks):
+        product = torch.bmm(y.transpose(1, 2)[:, block], x)
+        total = torch.full((product[0].numel(),), torch.nan)
+        onepass.add_block(product, layout.weights(torch.float32), grad[block], total, slots, plan, first=index == 0)
+    found, expected = (
+        reduce_partials([Slots(slots)], layout, plan),
+        reduce_partials([reference.partial()], layout, plan),
+    )
+    assert isinstance(reference.partial(), Record)
+    grams = float((found - expected).abs().max() / expected.abs().max())
+    return max(grams, float((grad.float() - reference.grad.float()).abs().max() / reference.grad.float().abs().max()))
+
+
+def norm(centred: bool, T: int, H: int, dtype: torch.dtype) -> float:
+    torch.manual_seed(0)
+    x, gy = torch.randn(3, T, H).to(dtype), torch.randn(3, T, H).to(dtype)
+    found = norm_rows.add_rows(x, gy, 1e-5, centred)
+    wide = x.double()
+    normal = torch.nn.functional.layer_norm if centred else torch.nn.functional.rms_norm
+    arguments = (None, None, 1e-5) if centred else (None, 1e-5)
+    expected = (normal(wide, (H,), *arguments) * gy.double()).sum(1)
+    return float((found.double() - expected).abs().max() / expected.abs().max())
+
+
+def main() -> int:
+    f32, bf16 = torch.float32, torch.bfloat16
+    halves = [slice(0, 5), slice(5, 12)]
+    cases = {
+        "one group": one_pass([8], False, 5, 12, 7, [slice(0, 12)], f32),
+        "one row": one_pass([1], False, 5, 12, 7, [slice(0, 12)], f32),
+        "two groups, two blocks": one_pass([4, 3], False, 5, 12, 7, halves, f32),
+        "cross-group, tiles": one_pass([9, 11], True, 3, 12, 5, halves, f32),
+        "sixteen rows": one_pass([16], False, 3, 6, 5, [slice(0, 6)], f32),
+        "layer norm": norm(True, 70, 24, f32),
+        "rms norm": norm(False, 3, 33, f32),
+        # a half gradient may round to its neighbour: the two add up their rows in different orders
+        "half types": one_pass([5], False, 9, 12, 16, halves, bf16) / 1e3,
+        "layer norm of half types": norm(True, 9, 32, bf16),
+    }
+    for name, miss in cases.items():
+        print(f"{name}: {miss:.1e}")
+    return 0 if all(miss < 1e-5 for miss in cases.values()) else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())
