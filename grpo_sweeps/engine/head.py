@@ -193,8 +193,7 @@ def head_log_probs(
     recorder = recorder_of(head) if torch.is_grad_enabled() else None
     if recorder is not None:
         recorder.begin(hidden_BNH.shape[0])
-    leaf = None if recorder is None else recorder.leaf
-    return HeadLogProbs.apply(hidden_BNH, head.weight, leaf, targets_BN, temperature, with_entropy, recorder)
+    return HeadLogProbs.apply(hidden_BNH, head.weight, targets_BN, temperature, with_entropy, recorder)
 
 
 def vocabulary_blocks(V: int, tokens: int, dtype: torch.dtype, device: torch.device) -> list[tuple[int, int]]:
@@ -217,7 +216,6 @@ class HeadLogProbs(torch.autograd.Function):
         ctx: Any,
         hidden_BNH: Tensor,
         weight_VH: Tensor,
-        leaf: Tensor | None,
         targets_BN: Tensor,
         temperature: float,
         with_entropy: bool,
@@ -254,7 +252,7 @@ class HeadLogProbs(torch.autograd.Function):
         B, N, H = hidden_BNH.shape
         hidden = hidden_BNH.flatten(0, 1)
         grad_hidden = torch.zeros(B * N, H, dtype=accumulation_dtype(hidden.dtype), device=hidden.device)
-        sums = None if recorder is None else recorder.sums()
+        sums = None if recorder is None else recorder.sums(N, whole=False)
         plain = torch.empty_like(weight_VH) if recorder is None and ctx.needs_input_grad[1] else None
         for low, high in vocabulary_blocks(weight_VH.shape[0], B * N, hidden.dtype, hidden.device):
             d = logit_grads.block(low, high)
@@ -268,10 +266,10 @@ class HeadLogProbs(torch.autograd.Function):
                 torch.mm(d.T, hidden, out=plain[low:high])
         gh = grad_hidden.to(hidden.dtype).view_as(hidden_BNH)
         if recorder is None or sums is None:
-            return gh, plain, None, None, None, None, None
+            return gh, plain, None, None, None, None
         if recorder.link is not None:
             recorder.link.offer(logit_grads.columns(recorder.link), hidden_BNH, sums.grad)
-        return gh, sums.grad, recorder.record(sums.gram, sums.sq_norm), None, None, None, None
+        return gh, recorder.keep(sums.grad, sums.partial()), None, None, None, None
 
 
 def _targets_in_block(targets: Tensor, low: int, high: int) -> tuple[Tensor, Tensor]:
