@@ -2,8 +2,9 @@
 
 gram: one step with and without the Gram of its rows, beside the other ways to the same numbers: time, memory, error.
 growth: how the cost of the Gram grows with R and T, as a figure. error: its exactness on a model of real width.
-forms: one weight by every form of its Gram, and which of them the rule of engine/gram/forms.py takes. Values are key=value, several as key=2,4,8; `python -m grpo_sweeps.bench gram help` lists them.
-Exit codes: 0, or 2 for a bad command.
+forms: one weight by every form of its Gram, and which of them the rule of engine/gram/forms.py takes.
+Values are key=value, several as key=2,4,8; `python -m grpo_sweeps.bench gram help` lists them. Exit codes: 0, or 2 for
+a bad command.
 """
 
 from __future__ import annotations

@@ -85,7 +85,8 @@ class AnalysisConfig:
     every: int = 1  # steps between Grams; 0 = off
     groups: str = "mixed"  # mixed | all
     by: str = "whole"  # whole | layer | parameter
-    check_every: int = 10  # steps between norm checks where a micro-batch holds several groups
+    scores: bool = True  # log scores/... (the unweighted matrix) each step; the records hold its Gram either way
+    check_every: int = 10  # steps between norm checks where a micro-batch holds several groups; 0 = never there
     keep_completions_every: int = 10  # steps between kept samples of completions; 0 = off
 
 
@@ -95,7 +96,9 @@ class TrainerConfig:
 
     steps: int = 50
     prompts: int = 8  # groups per step
-    micro_batch: int | None = None  # rows; a multiple of R; None = as many whole groups as fit 32 rows (at least one)
+    micro_batch: int | None = (
+        None  # rows: whole groups or part of one (< R); None = groups that fit 32 rows (at least one)
+    )
     lr: float = 1e-6
     betas: tuple[float, float] = (0.9, 0.95)
     weight_decay: float = 0.0

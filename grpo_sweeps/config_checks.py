@@ -297,8 +297,9 @@ def _check_group(config: RunConfig) -> None:
             f"estimator=reinforce",
         )
     micro = config.trainer.micro_batch
-    if micro is not None and (micro < 1 or micro % config.R):
-        _fail("trainer.micro_batch", micro, f"whole groups are needed: a multiple of R={config.R}, or null")
+    if micro is not None and (micro < 1 or (micro > config.R and micro % config.R)):
+        parts = f", 1 to {config.R - 1} rows to run each group in parts" if config.R > 1 else ""
+        _fail("trainer.micro_batch", micro, f"whole groups are needed: a multiple of R={config.R}{parts}, or null")
 
 
 def _check_tracking(config: RunConfig) -> None:

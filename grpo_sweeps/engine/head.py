@@ -12,6 +12,7 @@ Products are in the model's dtype, the softmax in float32 (float64 for a float64
 
 from __future__ import annotations
 
+import functools
 import weakref
 from typing import Any, Literal, overload
 
@@ -21,6 +22,7 @@ from torch.autograd.function import once_differentiable
 
 from grpo_sweeps.engine.gram.layout import GramError, accumulation_dtype, wide_mm
 from grpo_sweeps.engine.gram.linear import LinearRecorder
+from grpo_sweeps.engine.gram.partials import Partial
 from grpo_sweeps.engine.gram.patch import recorder_of
 
 # Logits of one block; the CPU's fits its cache.
@@ -144,7 +146,10 @@ def output_head(causal: nn.Module) -> nn.Linear:
             )
     head: Any = causal.get_output_embeddings()  # type: ignore[operator]
     if type(head) is not nn.Linear or getattr(head, "bias", None) is not None:
-        raise GramError(f"the output head is {head!r}: the blockwise head knows nn.Linear without bias")
+        raise GramError(
+            f"the output head is a {type(head).__name__}{'' if getattr(head, 'bias', None) is None else ' with bias'}: "
+            "the blockwise head knows nn.Linear without bias; take log-probabilities from model(...).logits instead"
+        )
     return head
 
 
@@ -269,7 +274,34 @@ class HeadLogProbs(torch.autograd.Function):
             return gh, plain, None, None, None, None
         if recorder.link is not None:
             recorder.link.offer(logit_grads.columns(recorder.link), hidden_BNH, sums.grad)
-        return gh, recorder.keep(sums.grad, sums.partial()), None, None, None, None
+        part = sums.partial()
+        if recorder.store is not None:  # T x V output gradients are not kept for a large group, but formed again
+            again = functools.partial(head_partial, weight_VH, ctx.temperature)
+            recorder.store.add(recorder, part, (hidden_BNH, targets_BN, lse.view_as(targets_BN), g_BN), again)
+        return gh, recorder.keep(sums.grad, part), None, None, None, None
+
+
+def head_partial(
+    weight_VH: Tensor,
+    temperature: float,
+    recorder: LinearRecorder,
+    hidden_BNH: Tensor,
+    targets_BN: Tensor,
+    lse_BN: Tensor,
+    g_BN: Tensor,
+) -> Partial:
+    """What the Gram of the head's weight is made of, from what the forward kept and the gradient g of its output.
+
+    For all rows of a large group together, when their backwards are over. Padding has hidden states and g of 0.
+    """
+    logit_grads = _LogitGradients(hidden_BNH, weight_VH, targets_BN, lse_BN, g_BN, temperature)
+    B, N, _ = hidden_BNH.shape
+    sums = recorder.sums(N, whole=False)
+    for low, high in vocabulary_blocks(weight_VH.shape[0], B * N, hidden_BNH.dtype, hidden_BNH.device):
+        sums.add(logit_grads.block(low, high).view(B, N, -1), hidden_BNH, low)
+    if recorder.link is not None:
+        recorder.link.offer(logit_grads.columns(recorder.link), hidden_BNH, sums.grad)
+    return sums.partial()
 
 
 def _targets_in_block(targets: Tensor, low: int, high: int) -> tuple[Tensor, Tensor]:

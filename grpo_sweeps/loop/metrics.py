@@ -47,8 +47,9 @@ def step_metrics(
     grad_norm: float,
     lr: float,
     times: StepTimes,
+    scores: bool = True,
 ) -> dict[str, float]:
-    """Metrics of one training step, from its groups and rollouts."""
+    """Metrics of one training step, from its groups and rollouts; scores: those of the unweighted matrix as well."""
     rewards_GR = np.array([g.rewards for g in groups])
     lengths = np.array([o.length for o in rollouts])
     metrics = {
@@ -71,19 +72,22 @@ def step_metrics(
         metrics["sampling/logprob_difference"] = _sampler_trainer_gap(groups, rollouts, measured)
     if torch.cuda.is_available():
         metrics["memory/peak_gib"] = torch.cuda.max_memory_allocated() / 2**30
-    return metrics | spectral_metrics(groups)
+    return metrics | spectral_metrics(groups, scores)
 
 
-def spectral_metrics(groups: Sequence[GroupRecord]) -> dict[str, float]:
-    """`spectral/...` of the weighted matrix and `scores/...` of the unweighted one: means over the step's mixed groups.
+def spectral_metrics(groups: Sequence[GroupRecord], scores: bool = True) -> dict[str, float]:
+    """`spectral/...` of the weighted matrix, means over the step's mixed groups, and unless `scores` is False
+    `scores/...` of the unweighted one, means over all that were measured.
 
     A step without a measured mixed group gives the counts alone: no value stands for "not measured".
     """
     measured = [(g, g.gram) for g in groups if g.gram is not None]
     mixed = [(g, gram) for g, gram in measured if g.mixed]
-    metrics = {"spectral/groups": float(len(mixed)), "scores/groups": float(len(measured))}
+    metrics = {"spectral/groups": float(len(mixed))}
     metrics |= _mean_of([spectra.summary(gram, np.array(g.weights), g.floor) for g, gram in mixed], "spectral/")
-    metrics |= _mean_of([spectra.summary(gram, np.ones(g.R), g.floor) for g, gram in measured], "scores/")
+    if scores:
+        metrics["scores/groups"] = float(len(measured))
+        metrics |= _mean_of([spectra.summary(gram, np.ones(g.R), g.floor) for g, gram in measured], "scores/")
     return metrics
 
 

@@ -73,10 +73,14 @@ def prepare(config: RunConfig) -> Setup:
     return Setup(config, policy, optimizer, gram, data, reward, estimator)
 
 
+def micro_batch_rows(config: RunConfig) -> int:
+    """Rows in a micro-batch: whole groups, or fewer than R rows, and then a group is run in parts."""
+    return config.trainer.micro_batch or max(config.R, 32 // config.R * config.R)
+
+
 def micro_batch_groups(config: RunConfig) -> int:
-    """Whole groups in a micro-batch."""
-    rows = config.trainer.micro_batch or max(config.R, 32 // config.R * config.R)
-    return rows // config.R
+    """Groups that are run together; 1 also where a group takes several micro-batches."""
+    return max(1, micro_batch_rows(config) // config.R)
 
 
 _PERMUTATIONS: dict[tuple[int, int], np.ndarray] = {}

@@ -24,13 +24,13 @@ import torch
 from torch import Tensor, nn
 
 from grpo_sweeps.engine.batch import collate
-from grpo_sweeps.engine.gram import measured_floor, verify_against_autograd
+from grpo_sweeps.engine.gram import LargeGroup, Measurement, measured_floor, verify_against_autograd
 from grpo_sweeps.engine.head import completion_log_probs
 from grpo_sweeps.engine.optim import learning_rate
 from grpo_sweeps.engine.sampler import Rollout, row_seed, sample
 from grpo_sweeps.estimators import row_weights
 from grpo_sweeps.loop.metrics import StepTimes, step_metrics
-from grpo_sweeps.loop.setup import Setup, micro_batch_groups
+from grpo_sweeps.loop.setup import Setup, micro_batch_groups, micro_batch_rows
 from grpo_sweeps.rewards.parsing import verdict
 from grpo_sweeps.types import Completion, GroupRecord, Problem, Verdict
 
@@ -51,6 +51,9 @@ class Rated:
     def rows(self, g: int) -> slice:
         R = self.rewards_GR.shape[1]
         return slice(g * R, (g + 1) * R)
+
+    def rollouts_of(self, groups: list[int]) -> list[Rollout]:
+        return [o for g in groups for o in self.rollouts[self.rows(g)]]
 
 
 @dataclass(frozen=True)
@@ -87,7 +90,7 @@ def training_step(setup: Setup, step: int) -> StepResult:
     grad_norm = setup.optimizer.step(lr)
     times.mark("update")
     groups = [_record(rated, measured, step, g) for g in range(len(rated.problems))]
-    metrics = step_metrics(groups, rated.rollouts, measured, grad_norm, lr, times)
+    metrics = step_metrics(groups, rated.rollouts, measured, grad_norm, lr, times, setup.config.analysis.scores)
     return StepResult(metrics, groups, _completions(setup, rated, step))
 
 
@@ -129,13 +132,13 @@ def _advantages(values: object, rewards_GR: Tensor, estimator: str) -> Tensor:
 
 
 def backward(setup: Setup, rated: Rated, step: int) -> dict[int, Measured]:
-    """Add the gradient of -sum_i w_i log pi(o_i) to .grad, whole groups at a time, and measure each group on the way.
+    """Add the gradient of -sum_i w_i log pi(o_i) to .grad, micro-batch by micro-batch, and measure each group.
 
     Returns:
         For each group that took part its `Measured`.
     """
     config = setup.config
-    measuring = setup.gram is not None and step % config.analysis.every == 0
+    measuring = setup.gram is not None and _due(step, config.analysis.every)
     everything = measuring and config.analysis.groups == "all"
     taking_part = [g for g, w_R in enumerate(rated.weights_GR) if everything or bool((w_R != 0).any())]
     if step == 0 and setup.gram is not None:
@@ -144,25 +147,33 @@ def backward(setup: Setup, rated: Rated, step: int) -> dict[int, Measured]:
     measured: dict[int, Measured] = {}
     for start in range(0, len(taking_part), size):
         groups = taking_part[start : start + size]
-        check = len(groups) == 1 or step % config.analysis.check_every == 0
+        check = len(groups) == 1 or _due(step, config.analysis.check_every)
         part = _measured_backward(setup, rated, groups, check) if measuring else _plain_backward(setup, rated, groups)
         measured.update(zip(groups, part, strict=True))
     return measured
 
 
+def _due(step: int, every: int) -> bool:
+    return bool(every) and step % every == 0
+
+
 def _measured_backward(setup: Setup, rated: Rated, groups: list[int], check: bool) -> list[Measured]:
-    """One micro-batch with unit weights on the rows; GradientGram applies the weights where the gradients are
-    formed."""
+    """Whole groups with unit weights on the rows; GradientGram applies the weights where the gradients are formed."""
     assert setup.gram is not None
     R, by = rated.rewards_GR.shape[1], setup.config.analysis.by
-    descent = -rated.weights_GR[groups].flatten()  # the optimiser descends
-    several = len(groups) > 1
-    with setup.gram.measure(group_sizes=[R] * len(groups), weights=descent, cross_groups=check and several) as m:
-        row_sums = _row_sums(setup, rated, groups)
-        row_sums.sum().backward()
+    rollouts, descent = rated.rollouts_of(groups), -rated.weights_GR[groups].flatten()  # the optimiser descends
+    m: Measurement
+    if micro_batch_rows(setup.config) < R:
+        m, sums = _measure_in_parts(setup, rollouts, descent)
+    else:
+        cross_groups = check and len(groups) > 1
+        with setup.gram.measure(group_sizes=[R] * len(groups), weights=descent, cross_groups=cross_groups) as m:
+            row_sums = _row_sums(setup, rollouts)
+            row_sums.sum().backward()
+        sums = row_sums.detach()
     if check:
         m.check()
-    sums_GR = row_sums.detach().double().cpu().numpy().reshape(len(groups), R)
+    sums_GR = sums.double().cpu().numpy().reshape(len(groups), R)
     parts = {} if by == "whole" else m.matrices(by="layer" if by == "layer" else "parameter")
     floor = max(m.floor, setup.precision.floor)
     return [
@@ -171,17 +182,36 @@ def _measured_backward(setup: Setup, rated: Rated, groups: list[int], check: boo
     ]
 
 
+def _measure_in_parts(setup: Setup, rollouts: list[Rollout], descent: Tensor) -> tuple[LargeGroup, Tensor]:
+    """One group that is larger than a micro-batch, and its rows' sums."""
+    assert setup.gram is not None
+    sums = []
+    with setup.gram.measure_group(len(rollouts), descent) as group:
+        for rows in _micro_batches(setup, rollouts):
+            with group.part(len(rollouts[rows])):
+                row_sums = _row_sums(setup, rollouts[rows])
+                row_sums.sum().backward()
+            sums.append(row_sums.detach())
+    return group, torch.cat(sums)
+
+
 def _plain_backward(setup: Setup, rated: Rated, groups: list[int]) -> list[Measured]:
-    row_sums = _row_sums(setup, rated, groups)
-    weights = rated.weights_GR[groups].flatten().to(row_sums)
-    (-(weights * row_sums).sum()).backward()
-    sums_GR = row_sums.detach().double().cpu().numpy().reshape(len(groups), -1)
+    rollouts, weights, sums = rated.rollouts_of(groups), rated.weights_GR[groups].flatten(), []
+    for rows in _micro_batches(setup, rollouts):
+        row_sums = _row_sums(setup, rollouts[rows])
+        (-(weights[rows].to(row_sums) * row_sums).sum()).backward()
+        sums.append(row_sums.detach().double().cpu())
+    sums_GR = torch.cat(sums).numpy().reshape(len(groups), -1)
     return [Measured(sums_R) for sums_R in sums_GR]
 
 
-def _row_sums(setup: Setup, rated: Rated, groups: list[int], model: nn.Module | None = None) -> Tensor:
-    """(B,) log-probabilities of the groups' rollouts, each from its own row alone, under the policy or `model`."""
-    rollouts = [o for g in groups for o in rated.rollouts[rated.rows(g)]]
+def _micro_batches(setup: Setup, rollouts: list[Rollout]) -> list[slice]:
+    size = micro_batch_rows(setup.config)
+    return [slice(start, min(start + size, len(rollouts))) for start in range(0, len(rollouts), size)]
+
+
+def _row_sums(setup: Setup, rollouts: list[Rollout], model: nn.Module | None = None) -> Tensor:
+    """(B,) log-probabilities of the rollouts, each from its own row alone, under the policy or `model`."""
     batch = collate(rollouts, setup.policy.pad_id, setup.policy.device)
     logprobs_BT = completion_log_probs(
         model or setup.policy.model,
@@ -196,18 +226,18 @@ def _row_sums(setup: Setup, rated: Rated, groups: list[int], model: nn.Module | 
 def _verify(setup: Setup, rated: Rated) -> None:
     """Once a run, on its first micro-batch: the measured gradient is autograd's; then the Gram's floor."""
     assert setup.gram is not None
-    R = rated.rewards_GR.shape[1]
-    groups = list(range(min(micro_batch_groups(setup.config), len(rated.problems))))
+    R, rows = rated.rewards_GR.shape[1], micro_batch_rows(setup.config)
+    # a group in parts is stood for by its first part; `check` compares the parts with the whole
+    sizes = [R] * min(rows // R, len(rated.problems)) or [rows]
+    rollouts = rated.rollouts[: sum(sizes)]
     # Whatever the rewards: every row counts. Powers of two commute with rounding, so that the weights before the
     # backward (autograd) and after it (the Gram) differ by nothing else, in models too that compute their norms in
     # float32.
-    weights = torch.tensor([1.0, -0.5, 2.0, -1.0, 0.25], dtype=torch.float64).repeat(R * len(groups))[: R * len(groups)]
-    verify_against_autograd(
-        setup.policy.model, setup.gram, lambda: _row_sums(setup, rated, groups), [R] * len(groups), weights
-    )
+    weights = torch.tensor([1.0, -0.5, 2.0, -1.0, 0.25], dtype=torch.float64).repeat(len(rollouts))[: len(rollouts)]
+    verify_against_autograd(setup.policy.model, setup.gram, lambda: _row_sums(setup, rollouts), sizes, weights)
     try:
         setup.precision.floor = measured_floor(
-            setup.policy.model, lambda model: _row_sums(setup, rated, groups, model), [R] * len(groups)
+            setup.policy.model, lambda model: _row_sums(setup, rollouts, model), sizes
         )
     except torch.OutOfMemoryError:
         log.warning("no memory for a copy of the model in a wider dtype: the Gram's floor is the dtype's, not measured")

@@ -16,11 +16,11 @@ from grpo_sweeps.config import RunConfig, flatten, to_mapping
 LENGTH = 12  # hexadecimal digits: 48 bits, so a million runs in one sweep meet with probability 0.002
 
 # What cannot change a result: names and places, tracking, device, how rows are cut into batches, how often things are
-# kept.
+# kept, which numbers are logged beside the records that they follow from.
 IRRELEVANT = (
     "sweep", "runs_dir", "tracking", "model.name", "task.name", "trainer.device", "trainer.micro_batch",
     "rollout.batch", "trainer.checkpoint_every", "trainer.keep_checkpoints", "analysis.keep_completions_every",
-    "analysis.check_every",
+    "analysis.check_every", "analysis.scores",
 )  # fmt: skip
 
 

@@ -53,6 +53,7 @@ CASES: dict[str, tuple[str, ...]] = {
     "aggregation=mean": ("aggregation=mean: choose one of sum, length, token_mean, constant",),
     "analysis.groups=some": ("analysis.groups=some: choose one of mixed, all",),
     "analysis.by=head": ("analysis.by=head: choose one of whole, layer, parameter",),
+    "analysis.scores=some": ("analysis.scores=some: true or false is expected",),
     "redo=maybe": ("redo=maybe: choose one of null, failed, stale, all",),
     "trainer.device=tpu": ("trainer.device=tpu: choose one of auto, cpu, cuda",),
     "+sweeps=unknown": ("+sweeps=unknown: no such choice; sweeps is one of default, paper_table1",),
@@ -69,6 +70,8 @@ CASES: dict[str, tuple[str, ...]] = {
     "R=1 estimator=grpo_std": ("estimator=grpo_std",),
     "R=1 estimator=rloo": ("estimator=rloo",),
     "R=4 trainer.micro_batch=6": ("trainer.micro_batch=6: whole groups are needed: a multiple of R=4",),
+    "R=4 trainer.micro_batch=0": ("trainer.micro_batch=0", "1 to 3 rows to run each group in parts"),
+    "analysis.every=-1": ("analysis.every=-1: at least 0",),
     "sweep=a/b": ("sweep=a/b: a sweep's name becomes a folder",),
     "sweep=..": ("sweep=..: a sweep's name becomes a folder",),
     # paths and functions

@@ -1,4 +1,4 @@
-"""Every form of one weight's sums against the reference in float64, over shapes, groups, padding of tiles and dtypes."""
+"""Every form of one weight's sums against float64, over shapes, groups, partly empty tiles and dtypes."""
 
 from __future__ import annotations
 
@@ -36,8 +36,8 @@ CASES = {
 
 def sums_of(form, layout, y, x, block_bytes, blocks):
     plan = SlotPlan.of(layout)
-    sums = WeightSums(layout, plan, torch.empty(y.shape[2], x.shape[2], dtype=y.dtype, device="cuda"), form, block_bytes,
-                      Workspace())  # fmt: skip
+    weight = torch.empty(y.shape[2], x.shape[2], dtype=y.dtype, device="cuda")
+    sums = WeightSums(layout, plan, weight, form, block_bytes, Workspace())
     for low, high in blocks:
         sums.add(y[:, :, low:high], x, low)
     record = reduce_partials([sums.partial()], layout, plan)[0]
@@ -101,14 +101,17 @@ def test_inputs_that_do_not_lie_in_order(form):
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("bias", [False, True])
 @pytest.mark.parametrize(("T", "H", "centred"), [(70, 64, True), (1, 3072, True), (300, 896, False), (33, 100, False)])
-def test_norm_rows_against_float64(dtype, T, H, centred):
+def test_norm_rows_against_float64(dtype, T, H, centred, bias):
     norm_rows = pytest.importorskip("grpo_sweeps.engine.gram.kernels.norm_rows", reason="needs Triton")
     torch.manual_seed(0)
     x = torch.randn(5, T, H, device="cuda").to(DTYPES[dtype])
     gy = torch.randn(5, T, H, device="cuda").to(DTYPES[dtype])
-    found = norm_rows.add_rows(x, gy, 1e-5, centred).double()
+    found = norm_rows.add_rows(x, gy, 1e-5, centred, bias).double()
     normal = torch.nn.functional.layer_norm if centred else torch.nn.functional.rms_norm
     arguments = (None, None, 1e-5) if centred else (None, 1e-5)
     expected = (normal(x.double(), (H,), *arguments) * gy.double()).sum(1)
+    if bias:
+        expected = torch.stack([expected, gy.double().sum(1)], dim=1)
     assert float((found - expected).abs().max() / expected.abs().max()) < 2e-6

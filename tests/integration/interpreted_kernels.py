@@ -41,14 +41,16 @@ def one_pass(sizes: list[int], cross: bool, T: int, o: int, i: int, blocks: list
     return max(grams, float((grad.float() - reference.grad.float()).abs().max() / reference.grad.float().abs().max()))
 
 
-def norm(centred: bool, T: int, H: int, dtype: torch.dtype) -> float:
+def norm(centred: bool, T: int, H: int, dtype: torch.dtype, bias: bool = False) -> float:
     torch.manual_seed(0)
     x, gy = torch.randn(3, T, H).to(dtype), torch.randn(3, T, H).to(dtype)
-    found = norm_rows.add_rows(x, gy, 1e-5, centred)
+    found = norm_rows.add_rows(x, gy, 1e-5, centred, bias)
     wide = x.double()
     normal = torch.nn.functional.layer_norm if centred else torch.nn.functional.rms_norm
     arguments = (None, None, 1e-5) if centred else (None, 1e-5)
     expected = (normal(wide, (H,), *arguments) * gy.double()).sum(1)
+    if bias:
+        expected = torch.stack([expected, gy.double().sum(1)], dim=1)
     return float((found.double() - expected).abs().max() / expected.abs().max())
 
 
@@ -63,6 +65,7 @@ def main() -> int:
         "sixteen rows": one_pass([16], False, 3, 6, 5, [slice(0, 6)], f32),
         "layer norm": norm(True, 70, 24, f32),
         "rms norm": norm(False, 3, 33, f32),
+        "layer norm with its bias": norm(True, 40, 48, f32, bias=True),
         # a half gradient may round to its neighbour: the two add up their rows in different orders
         "half types": one_pass([5], False, 9, 12, 16, halves, bf16) / 1e3,
         "layer norm of half types": norm(True, 9, 32, bf16),

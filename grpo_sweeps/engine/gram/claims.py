@@ -36,7 +36,9 @@ class Claim:
 def claim_parameters(model: nn.Module) -> list[Claim]:
     """Every trainable parameter's use or, for a tied weight, two uses. Raises GramError naming what is not covered."""
     refuse_couplings(model)
-    names = {id(parameter): name for name, parameter in model.named_parameters()}
+    names = {id(parameter): plain_name(name) for name, parameter in model.named_parameters()}
+    if len(set(names.values())) < len(names):
+        raise GramError("two parameters have the same name once torch.compile's _orig_mod is left out")
     claims: dict[int, list[Claim]] = {}
     for module_name, module in model.named_modules():
         for attribute, parameter in module._parameters.items():
@@ -45,7 +47,8 @@ def claim_parameters(model: nn.Module) -> list[Claim]:
             name = names[id(parameter)]
             refuse_storage(name, parameter)
             kind = kind_of(name, module_name, module, attribute)
-            claims.setdefault(id(parameter), []).append(Claim(name, parameter, module_name, module, attribute, kind))
+            claim = Claim(name, parameter, plain_name(module_name), module, attribute, kind)
+            claims.setdefault(id(parameter), []).append(claim)
     for uses in claims.values():
         refuse_sharing(uses)
     if not claims:
@@ -112,7 +115,7 @@ def refuse_couplings(model: nn.Module) -> None:
         kind = type(module).__name__
         if isinstance(module, nn.modules.batchnorm._BatchNorm):
             raise GramError(f"module {name} ({kind}) takes statistics over the batch: rows of the batch interact")
-        if kind in ("OptimizedModule", "FullyShardedDataParallel"):
+        if kind == "FullyShardedDataParallel":
             raise GramError(f"module {name or '(the model itself)'} is a {kind}: pass the plain module that it wraps")
     if getattr(getattr(model, "config", None), "output_router_logits", False):
         raise GramError(
@@ -153,6 +156,11 @@ def refuse_devices(claims: dict[int, list[Claim]]) -> None:
 def _flat(claims: dict[int, list[Claim]]) -> Iterator[Claim]:
     for uses in claims.values():
         yield from uses
+
+
+def plain_name(name: str) -> str:
+    """A parameter's or module's name without the `_orig_mod` of the modules that torch.compile wraps around others."""
+    return ".".join(part for part in name.split(".") if part != "_orig_mod") if "_orig_mod" in name else name
 
 
 def layer_of(name: str) -> str:

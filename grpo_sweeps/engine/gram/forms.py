@@ -36,12 +36,16 @@ MAX_FUSED_ROWS = 8
 
 @functools.cache
 def kernels(name: Literal["onepass", "fused", "norm_rows"]) -> ModuleType | None:
-    """The module of a Triton kernel, or None (said once) where Triton is missing or too old for it."""
+    """The module of a Triton kernel, or None (said once) where it cannot be imported, compiled or trusted: each is
+    tried on a small case first, since Triton changes under it."""
     try:
-        return importlib.import_module(f"grpo_sweeps.engine.gram.kernels.{name}")
-    except ImportError as error:
-        log.warning("the %s kernel cannot be used (%s): a slower form stands in", name, error)
+        module = importlib.import_module(f"grpo_sweeps.engine.gram.kernels.{name}")
+        module.trial()
+    except Exception as error:  # a compiler may raise anything, and a slower form is there
+        line = (str(error).strip().splitlines() or [""])[-1]
+        log.warning("the %s kernel cannot be used (%s: %s): a slower form stands in", name, type(error).__name__, line)
         return None
+    return module
 
 
 def why_not(form: str, o: int, i: int, largest_unit: int, dtype: torch.dtype, device: torch.device) -> str:
@@ -71,6 +75,7 @@ def prefer_ghost(instead_of: str, T: int, o: int, i: int, largest_unit: int, dty
     return T * T * (o + i) < GHOST_FACTOR[instead_of] * o * i and pair_bytes <= MAX_GHOST_BYTES
 
 
+@functools.cache
 def choose_form(
     form: Form, T: int, o: int, i: int, largest_unit: int, dtype: torch.dtype, device: torch.device, whole: bool = True
 ) -> str:

@@ -7,34 +7,31 @@ psi_j> and adds sum_i w_i psi_i to `.grad`. Rows must not interact in the forwar
     with gram.measure(group_sizes=[8, 8], weights=w) as m:
         log_probs(model, batch).sum().backward()
     m.matrices()
+
+torch.compile: the model, or its layers, may be compiled (in place, or as a module that wraps them), before or after.
+A block runs uncompiled, and plain steps keep their compiled code whole; `compile_between` has it otherwise.
 """
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
-from typing import Literal, overload
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from grpo_sweeps.engine.gram.claims import Claim, claim_parameters, layer_of
+from grpo_sweeps.engine.gram.claims import claim_parameters, plain_name
 from grpo_sweeps.engine.gram.forms import FORMS, Form
-from grpo_sweeps.engine.gram.layout import GramError, RowLayout, reduced_float32, squared_norm
+from grpo_sweeps.engine.gram.large_group import LargeGroup, Store, room_for
+from grpo_sweeps.engine.gram.layout import GramError, RowLayout, reduced_float32
 from grpo_sweeps.engine.gram.linear import Options
-from grpo_sweeps.engine.gram.partials import Partial, SlotPlan, reduce_partials
+from grpo_sweeps.engine.gram.measurement import Measurement
 from grpo_sweeps.engine.gram.patch import make_recorders, patch, unpatch
-from grpo_sweeps.engine.gram.precision import floor_of, tolerance_of, widest_eps
-from grpo_sweeps.engine.gram.recorder import Recorder, Workspace, state_of
+from grpo_sweeps.engine.gram.precision import widest_eps
+from grpo_sweeps.engine.gram.recorder import Workspace
 from grpo_sweeps.engine.gram.sums import block_bytes_for
-
-# In machine epsilons of the parameter, of sum |w| ||psi||: roundings of .grad and of its recorded norm, seen below 1.
-BYPASS_FACTOR = 32.0
-By = Literal["whole", "layer", "parameter"]
-
-
-class GramCheckError(GramError):
-    """A check missed. The message holds both numbers."""
 
 
 class GradientGram:
@@ -42,17 +39,29 @@ class GradientGram:
 
     form: how linear layers are measured: "auto" by measured cost, or one of `forms.FORMS` ("blocks", "onepass",
     "fused", "ghost"). block_bytes: most memory of one block of per-row gradients, where a form writes one; by default
-    2 MB on a CPU (cache) and 512 MB on CUDA.
+    2 MB on a CPU (cache) and 512 MB on CUDA. compile_between: in a block too run compiled what torch.compile compiled,
+    in pieces between the claimed modules. It is for runs that measure every step: Dynamo serves later plain steps from
+    these pieces as well, which is right but slower than whole layers. Not under checkpointing.
     """
 
-    def __init__(self, model: nn.Module, form: Form = "auto", block_bytes: int | None = None) -> None:
+    def __init__(
+        self,
+        model: nn.Module,
+        form: Form = "auto",
+        block_bytes: int | None = None,
+        compile_between: bool = False,
+    ) -> None:
         if form not in FORMS:
             raise GramError(f"form={form!r}: allowed are {', '.join(FORMS)}")
         if block_bytes is not None and block_bytes < 1:
             raise GramError(f"block_bytes={block_bytes}: a positive number of bytes is needed")
         self.model = model
+        self.compile_between = compile_between
         self.claims = claim_parameters(model)
+        self.claimed = {claim.name for claim in self.claims}
+        self.places = parameter_places(model)
         self.device = self.claims[0].parameter.device
+        self.ends: set[str] = set()  # modules at which a checkpoint's recomputation was seen to end
         self.options = Options(form, block_bytes or block_bytes_for(self.device), Workspace())
 
     @contextmanager
@@ -67,30 +76,80 @@ class GradientGram:
         after an exception. Raises GramError where rows cannot be told apart, where a module runs twice, and under
         autocast or TF32.
         """
-        self._refuse_changes()
         layout = RowLayout.build(group_sizes, weights, cross_groups, self.device)
-        measurement = Measurement(self.claims, layout, widest_eps(self.model.parameters()))
-        recorders = make_recorders(self.claims, layout, measurement.plan, self.options)
-        modules = patch(recorders)
-        try:
+        with self._block(layout) as measurement:
             yield measurement
+
+    @contextmanager
+    def measure_group(
+        self, size: int, weights: Sequence[float] | Tensor | None = None, device_bytes: int | None = None
+    ) -> Iterator[LargeGroup]:
+        """Open a group of `size` rows that do not fit one micro-batch: forward and backward go part by part.
+
+            with gram.measure_group(size=64, weights=w) as group:
+                for rows in micro_batches:                     # in the order of the weights
+                    with group.part(len(rows)):
+                        row_sums(rows).sum().backward()
+            group.matrix()                                     # (64, 64)
+
+        Read it like what `measure` gives; `.grad` gains the same. Exact, at the cost that `large_group` tells: the
+        inputs and output gradients of every claimed module are kept until the group closes, `device_bytes` of them on
+        the device (None: half of what is free there now) and the rest in host memory. Raises GramError also where the
+        parts do not make up the group or a parameter changes before it closes.
+        """
+        layout = RowLayout.build([size], weights, False, self.device)
+        room = room_for(self.device) if device_bytes is None else device_bytes
+        group = LargeGroup(
+            self.claims, layout, widest_eps(place[1] for place in self.places), self.options, self._block, room
+        )
+        try:
+            yield group
+            group.close()
+        finally:
+            group.drop()
+
+    @contextmanager
+    def _block(self, layout: RowLayout, store: Store | None = None) -> Iterator[Measurement]:
+        self._refuse_changes()
+        measurement = Measurement(self.claims, layout, widest_eps(place[1] for place in self.places))
+        recorders = make_recorders(self.claims, layout, measurement.plan, self.options)
+        for recorder in recorders.values():
+            recorder.store = store
+        modules = patch(recorders, self.ends)
+        try:
+            # Python nodes of a backward cost more on autograd's own threads, which hold no Python state.
+            with self._compilation(), torch.autograd.set_multithreading_enabled(False):
+                yield measurement
         finally:
             unpatch(modules)
             for recorder in recorders.values():
                 recorder.closed = True
         measurement._finish(recorders)
 
+    def _compilation(self) -> AbstractContextManager[Any]:
+        """Keeps Dynamo out of a block, or under checkpointing at least: it traces a checkpoint whole or not at all,
+        and would give up a layer's code for good when it meets a claimed module there."""
+        if self.compile_between and not any(
+            module.__dict__.get("gradient_checkpointing") and module.training for module in self.model.modules()
+        ):
+            return nullcontext()
+        return uncompiled()
+
     def _refuse_changes(self) -> None:
-        claimed = {id(claim.parameter) for claim in self.claims}
-        for name, parameter in self.model.named_parameters():
-            if parameter.requires_grad != (id(parameter) in claimed):
+        """Every block pays for this, so no names are made."""
+        for name, parameter, owner, attribute in self.places:
+            trains = parameter.requires_grad
+            if trains != (name in self.claimed) or owner._parameters.get(attribute) is not parameter:
                 raise GramError(
                     f"parameter {name} was frozen, unfrozen or replaced since GradientGram was made: make a new one"
                 )
-            if parameter.device != self.device and parameter.requires_grad:
+            if trains and parameter.device != self.device:
                 raise GramError(
                     f"parameter {name} moved to {parameter.device} since GradientGram was made: make a new one"
                 )
+        found = sum(p is not None for module in self.model.modules() for p in module._parameters.values())
+        if found != len(self.places):
+            raise GramError("the model gained or lost parameters since GradientGram was made: make a new one")
         if torch.is_autocast_enabled(self.device.type):
             raise GramError("autocast is on, which mixes dtypes: load the model in the dtype to train in")
         if self.device.type == "cuda" and reduced_float32():
@@ -99,156 +158,17 @@ class GradientGram:
             )
 
 
-class Measurement:
-    """What a block measured, to be read after the block."""
-
-    def __init__(self, claims: list[Claim], layout: RowLayout, model_dtype: torch.dtype) -> None:
-        self.layout = layout
-        self._model_dtype = model_dtype
-        self._parameters = {claim.name: claim.parameter for claim in claims}
-        self.plan = SlotPlan.of(layout)
-        self._grads_before = {name: _grad_state(parameter) for name, parameter in self._parameters.items()}
-        self._records: Tensor | None = None  # (parameters, flat_size + 1) on the host
-
-    def _finish(self, recorders: dict[Claim, Recorder]) -> None:
-        """Reduce what the recorders kept, after making sure that no gradient came around a claimed module."""
-        partials: dict[str, list[Partial]] = {name: [] for name in self._parameters}
-        for recorder in recorders.values():
-            if recorder.partial is not None:
-                partials[recorder.name].append(recorder.partial)
-        for name, parameter in self._parameters.items():
-            if not partials[name] and _grad_state(parameter) != self._grads_before[name]:
-                uses = [claim.module_name for claim in recorders if claim.name == name]
-                raise GramError(
-                    f"parameter {name} gained a gradient that did not pass through module {' or '.join(uses)}: "
-                    "something reads the weight directly (a fused loss?), so its rows were not measured"
-                )
-        if not any(partials.values()):
-            return
-        flat = [partial for kept in partials.values() for partial in kept]
-        reduced = iter(reduce_partials(flat, self.layout, self.plan))
-        zero = torch.zeros(self.layout.flat_size + 1, dtype=torch.float64)
-        self._records = torch.stack([sum((next(reduced) for _ in kept), zero) for kept in partials.values()])
-        self._refuse_bypasses({recorder.name: recorder.handed for recorder in recorders.values()})
-
-    def _refuse_bypasses(self, handed: dict[str, tuple[int, int] | None]) -> None:
-        """What `.grad` gained must be what the claimed modules gave it, where it was empty before.
-
-        Caught here: a weight that is read around its module as well (a fused head on a tied weight, a penalty).
-        Where `.grad` is the very tensor that a recorder handed out, unchanged, its norm need not be formed.
-        """
-        fresh = [
-            name
-            for name, parameter in self._parameters.items()
-            if self._grads_before[name] is None
-            and parameter.grad is not None
-            and state_of(parameter.grad) != handed[name]
-        ]
-        if not fresh:
-            return
-        grads = [self._parameters[name].grad for name in fresh]
-        gained = torch.stack([squared_norm(g.reshape(len(g), -1)) for g in grads if g is not None]).sqrt().cpu()
-        names = list(self._parameters)
-        for name, norm in zip(fresh, gained.tolist(), strict=True):
-            recorded = max(0.0, float(self._read()[names.index(name), -1])) ** 0.5
-            tol = BYPASS_FACTOR * torch.finfo(self._parameters[name].dtype).eps
-            if abs(norm - recorded) > tol * self._scale(names.index(name)):
-                raise GramError(
-                    f"parameter {name} gained a gradient of norm {norm:.9g}, of which {recorded:.9g} passed through "
-                    "its module: something else reads the weight (a fused loss? a penalty?), so its rows are not exact"
-                )
-
-    def _scale(self, index: int) -> float:
-        """sum_i |w_i| ||psi_i|| of one parameter, the most that its gradient's norm could be."""
-        grams = self.layout.unflat(self._read()[index, :-1])
-        norms = torch.cat([gram.diagonal().clamp_min(0).sqrt() for gram in grams])
-        return float(self.layout.weights_B.cpu().abs() @ norms)
-
-    def _read(self) -> Tensor:
-        if self._records is None:
-            raise GramError(
-                "nothing was measured: read results after the block, in which row_sums.sum().backward() must have run"
-            )
-        return self._records
-
-    def _labels(self, by: By) -> list[str]:
-        if by not in ("whole", "layer", "parameter"):
-            raise GramError(f"by={by!r}: whole, layer or parameter")
-        names = list(self._parameters)
-        return names if by == "parameter" else [layer_of(name) for name in names]
-
-    @overload
-    def matrices(self, by: Literal["whole"] = "whole") -> list[Tensor]: ...
-
-    @overload
-    def matrices(self, by: Literal["layer", "parameter"]) -> dict[str, list[Tensor]]: ...
-
-    def matrices(self, by: By = "whole") -> list[Tensor] | dict[str, list[Tensor]]:
-        """One (R, R) float64 Gram a group, on the CPU; by="layer"|"parameter": {name: such a list}, adding up to the
-        whole."""
-        records = self._read()[:, :-1]
-        labels = self._labels(by)
-        if by == "whole":
-            return self._groups(records.sum(0))
-        sums: dict[str, Tensor] = {}
-        for label, record in zip(labels, records, strict=True):
-            sums[label] = sums[label] + record if label in sums else record
-        return {label: self._groups(flat) for label, flat in sums.items()}
-
-    def _groups(self, flat: Tensor) -> list[Tensor]:
-        units = self.layout.unflat(flat)
-        if not self.layout.cross_groups:
-            return units
-        stops = torch.tensor(self.layout.group_sizes).cumsum(0).tolist()
-        spans = [slice(stop - size, stop) for stop, size in zip(stops, self.layout.group_sizes, strict=True)]
-        return [units[0][span, span].clone() for span in spans]
-
-    def matrix(self) -> Tensor:
-        """(rows, rows) float64 with the products between groups; needs one group or cross_groups=True."""
-        return self._full(self._read()[:, :-1].sum(0))
-
-    def parameter_matrix(self, name: str) -> Tensor:
-        """`matrix()` of one parameter."""
-        return self._full(self._read()[list(self._parameters).index(name), :-1])
-
-    def _full(self, flat: Tensor) -> Tensor:
-        if len(self.layout.unit_sizes) != 1:
-            raise GramError("the products between groups were not measured: pass cross_groups=True to measure()")
-        return self.layout.unflat(flat)[0]
-
-    @property
-    def floor(self) -> float:
-        """Error of K_ij relative to sqrt(K_ii K_jj) under rounding in the model's narrowest dtype,
-        frozen part included."""
-        return floor_of(self._model_dtype)
-
-    @property
-    def grad_sq_norm(self) -> float:
-        """||sum_i w_i psi_i||^2: what the block added to `.grad`, summed where the weights' gradients were formed."""
-        return float(self._read()[:, -1].sum())
-
-    def parameter_grad_sq_norm(self, name: str) -> float:
-        """`grad_sq_norm` of one parameter."""
-        return float(self._read()[list(self._parameters).index(name), -1])
-
-    def check(self, tol: float | None = None) -> float:
-        """w'Kw must equal grad_sq_norm within tol * |w|'|K||w| (not of the norm, which can cancel). Returns the
-        relative miss.
-
-        Raises GramCheckError with both numbers on a miss or a number that is not finite; needs one group or
-        cross_groups=True.
-        """
-        gram, w = self.matrix(), self.layout.weights_B.cpu()
-        tol = tolerance_of(widest_eps(self._parameters.values())) if tol is None else tol
-        quadratic, scale = float(w @ gram @ w), float(w.abs() @ gram.abs() @ w.abs())
-        miss = abs(quadratic - self.grad_sq_norm)
-        if not miss <= tol * scale:
-            raise GramCheckError(
-                f"w'Kw = {quadratic:.9g} but the gradient that was added has squared norm {self.grad_sq_norm:.9g}: "
-                f"they differ by {miss:.3g}, allowed are {tol:.1g} x |w|'|K||w| = {tol * scale:.3g}"
-            )
-        return miss / scale if scale else 0.0
+def uncompiled() -> AbstractContextManager[Any]:
+    """Run what torch.compile compiled as it was written. Dynamo is slow to load, and without it nothing is compiled."""
+    return torch.compiler.set_stance("force_eager") if "torch._dynamo" in sys.modules else nullcontext()
 
 
-def _grad_state(parameter: nn.Parameter) -> tuple[int, int] | None:
-    return None if parameter.grad is None else (id(parameter.grad), parameter.grad._version)
+def parameter_places(model: nn.Module) -> list[tuple[str, nn.Parameter, nn.Module, str]]:
+    """(name, parameter, module, attribute) of every place that holds a parameter; a shared one has its first name."""
+    names = {id(parameter): plain_name(name) for name, parameter in model.named_parameters()}
+    return [
+        (names[id(parameter)], parameter, module, attribute)
+        for module in model.modules()
+        for attribute, parameter in module._parameters.items()
+        if parameter is not None
+    ]

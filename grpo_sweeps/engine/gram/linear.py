@@ -49,7 +49,7 @@ class LinearRecorder(Recorder):
     def backward(self, gy: Tensor, *saved: Tensor) -> tuple[Tensor, Partial]:
         (x,) = saved
         rows = self.layout.rows
-        y_BTo, x_BTi = gy.reshape(rows, -1, gy.shape[-1]), x.reshape(rows, -1, x.shape[-1])
+        y_BTo, x_BTi = (t if t.dim() == 3 else t.reshape(rows, -1, t.shape[-1]) for t in (gy, x))
         left, right = (x_BTi, y_BTo) if self.transposed else (y_BTo, x_BTi)
         sums = self.sums(left.shape[1])
         sums.add(left, right)

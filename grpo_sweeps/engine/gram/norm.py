@@ -13,12 +13,11 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
-from torch.autograd.function import once_differentiable
 
 from grpo_sweeps.engine.gram.forms import kernels
 from grpo_sweeps.engine.gram.layout import HALF_TYPES, accumulation_dtype
-from grpo_sweeps.engine.gram.partials import Partial
-from grpo_sweeps.engine.gram.recorder import Recorder
+from grpo_sweeps.engine.gram.partials import Partial, Rows
+from grpo_sweeps.engine.gram.recorder import BiasRecorder, Recorder, direct, refuse_graph
 
 
 class Stand:
@@ -67,11 +66,11 @@ class RowWeights(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, weight: Tensor, recorder: Recorder, shape: tuple[int, ...]) -> Tensor:
         ctx.recorder = recorder
-        return weight.expand(shape).clone()
+        return weight.expand(shape)
 
     @staticmethod
-    @once_differentiable
     def backward(ctx: Any, rows: Tensor) -> tuple[Tensor | None, ...]:
+        refuse_graph()
         return ctx.recorder.run_backward(rows), None, None
 
 
@@ -80,7 +79,7 @@ class RowWeightRecorder(Recorder):
 
     def row_weights(self, x_dim: int) -> Tensor:
         shape = row_shape(self.layout.rows, x_dim, self.parameter.shape[0])
-        return RowWeights.apply(self.parameter, self, shape)
+        return direct(RowWeights, self.parameter, self, shape)
 
     def backward(self, gy: Tensor, *saved: Tensor) -> tuple[Tensor, Partial]:
         rows = gy.reshape(self.layout.rows, -1)
@@ -95,14 +94,15 @@ class NormScaleRecorder(Recorder):
         super().__init__(*args)
         self.centred = centred
         self.eps = eps
+        self.with_bias = False  # True: the bias is measured too, and what it gets is made here
+        self.for_bias: tuple[Tensor, Partial] | None = None
 
     def backward(self, gy: Tensor, *saved: Tensor) -> tuple[Tensor, Partial]:
         (x,) = saved
         rows, H = self.layout.rows, x.shape[-1]
         x_BTH, gy_BTH = x.reshape(rows, -1, H), gy.reshape(rows, -1, H)
         if takes_norm_kernel(x):
-            kernel: Any = kernels("norm_rows")
-            return self.from_rows(kernel.add_rows(x_BTH, gy_BTH, self.epsilon(x), self.centred))
+            return self.by_kernel(x_BTH, gy_BTH)
         shape = (H,)
         wide = x_BTH.to(accumulation_dtype(x.dtype))
         if self.centred:
@@ -111,9 +111,32 @@ class NormScaleRecorder(Recorder):
             scaled = F.rms_norm(wide, shape, None, self.epsilon(x)).mul_(gy_BTH)
         return self.from_rows(scaled.sum(1))
 
+    def by_kernel(self, x_BTH: Tensor, gy_BTH: Tensor) -> tuple[Tensor, Partial]:
+        kernel: Any = kernels("norm_rows")
+        rows = kernel.add_rows(x_BTH, gy_BTH, self.epsilon(x_BTH), self.centred, self.with_bias)
+        if not self.with_bias:
+            return self.from_rows(rows)
+        total = self.layout.weighted_sum(rows.flatten(1)).view(2, -1)
+        grad = total.to(self.parameter.dtype)
+        self.for_bias = grad[1], Rows(rows[:, 1], total[1])
+        return grad[0], Rows(rows[:, 0], total[0])
+
     def epsilon(self, x: Tensor) -> float:
         """torch's RMSNorm without eps takes the machine epsilon of its input."""
         return torch.finfo(x.dtype).eps if self.eps is None else self.eps
+
+
+class NormBiasRecorder(BiasRecorder):
+    """Bias of a norm whose weight is measured as well, by one kernel where there is one."""
+
+    def __init__(self, *args: Any, weight: NormScaleRecorder) -> None:
+        super().__init__(*args)
+        self.weight = weight
+        weight.with_bias = True
+
+    def backward(self, gy: Tensor, *saved: Tensor) -> tuple[Tensor, Partial]:
+        made, self.weight.for_bias = self.weight.for_bias, None
+        return super().backward(gy, *saved) if made is None else made
 
 
 def takes_norm_kernel(x: Tensor) -> bool:

@@ -12,6 +12,8 @@ programs, and the Grams of all small parameters, are formed once a block, togeth
 
 from __future__ import annotations
 
+import functools
+import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
@@ -24,6 +26,8 @@ from grpo_sweeps.engine.gram.layout import RowLayout
 MAX_ROWS = 16
 # Larger units are cut into tiles of so many rows; 8 x 8 products of two tiles fit as well.
 TILE_ROWS = 8
+# Room for slots is taken so much at a time.
+SLOT_BYTES = 8 * 2**20
 
 
 @dataclass(frozen=True)
@@ -47,12 +51,17 @@ class SlotPlan:
     launches: list[Launch] = field(default_factory=list)
     width: int = 0
     columns: list[int] = field(default_factory=list)  # (flat_size + 1,) column of each entry, the norm's last
+    _free: dict[tuple[int, torch.device], list[Tensor]] = field(default_factory=dict, repr=False)
+
+    @staticmethod
+    def of(layout: RowLayout) -> SlotPlan:
+        return plan_for(layout.unit_sizes)
 
     @classmethod
-    def of(cls, layout: RowLayout) -> SlotPlan:
+    def build(cls, units: Sequence[slice]) -> SlotPlan:
         plan = cls()
         norm_column = 0
-        for unit in layout.units:
+        for unit in units:
             where: dict[tuple[int, int], int] = {}
             tiles = row_tiles(unit)
             for index, a in enumerate(tiles):
@@ -76,10 +85,25 @@ class SlotPlan:
         self.width += launch.width
         return launch
 
+    def slots(self, programs: int, device: torch.device) -> Tensor:
+        """(programs, width) float64, not filled; made many at a time."""
+        free = self._free.setdefault((programs, device), [])
+        if not free:
+            count = max(1, SLOT_BYTES // (programs * self.width * 8))
+            free.extend(torch.empty(count, programs, self.width, dtype=torch.float64, device=device).unbind())
+        return free.pop()
+
     @property
     def diagonal(self) -> list[Launch]:
         """The launches that also add to the weighted sum; every row is in one of them."""
         return [launch for launch in self.launches if launch.b is None]
+
+
+@functools.lru_cache(maxsize=64)
+def plan_for(unit_sizes: tuple[int, ...]) -> SlotPlan:
+    """Training meets the same few layouts again and again."""
+    stops = itertools.accumulate(unit_sizes)
+    return SlotPlan.build([slice(stop - size, stop) for stop, size in zip(stops, unit_sizes, strict=True)])
 
 
 def row_tiles(unit: slice) -> list[slice]:

@@ -6,14 +6,16 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.utils.checkpoint import _StopRecomputationError
 
 from grpo_sweeps.engine.gram.claims import Claim
 from grpo_sweeps.engine.gram.embedding import EmbeddingRecorder, TiedLink
 from grpo_sweeps.engine.gram.layout import GramError, RowLayout
 from grpo_sweeps.engine.gram.linear import LinearRecorder, Options
-from grpo_sweeps.engine.gram.norm import NormScaleRecorder, RowWeightRecorder, run_with
+from grpo_sweeps.engine.gram.norm import NormBiasRecorder, NormScaleRecorder, RowWeightRecorder, run_with
 from grpo_sweeps.engine.gram.partials import SlotPlan
-from grpo_sweeps.engine.gram.recorder import BiasRecorder, Recorder, Tap, Uses
+from grpo_sweeps.engine.gram.product import LinearProduct
+from grpo_sweeps.engine.gram.recorder import BiasRecorder, Recorder, Tap, Uses, direct
 
 
 class PatchedForward:
@@ -22,12 +24,16 @@ class PatchedForward:
     Without gradients (evaluation inside a block, the first pass of reentrant checkpointing) the plain forward runs.
     """
 
-    def __init__(self, module: nn.Module, module_name: str, recorders: dict[str, Recorder]) -> None:
+    def __init__(self, module: nn.Module, module_name: str, recorders: dict[str, Recorder], ends: set[str]) -> None:
         self.module = module
         self.module_name = module_name
         self.recorders = recorders
         self.uses = Uses(list(recorders.values()))
+        self.parameters = [recorder.parameter for recorder in recorders.values()]
+        self.is_linear = type(module).forward is nn.Linear.forward
+        self.ends = ends
 
+    @torch.compiler.disable  # compiled code around it breaks here: recorders are fed by Python, once a block
     def __call__(self, *args: Any, **kwargs: Any) -> Tensor:
         module, recorders = self.module, self.recorders
         if not torch.is_grad_enabled():
@@ -39,18 +45,32 @@ class PatchedForward:
             )
         x: Tensor = args[0] if args else next(iter(kwargs.values()))
         self.check(x)
+        rows = x.shape[0]
         for recorder in recorders.values():
-            recorder.begin(x.shape[0])
+            recorder.begin(rows)
         weight = recorders.get("weight")
         if isinstance(weight, EmbeddingRecorder):
             weight.see_ids(x)
             return Tap.apply(run_with(module, self.detached(), x), weight.parameter, weight, x)
         if isinstance(weight, RowWeightRecorder):
             return run_with(module, {"weight": weight.row_weights(x.dim())}, x)
+        if self.is_linear and self.module_name not in self.ends:
+            return self.product(x)
         carried = self.uses.carry(x)
         y = run_with(module, self.detached(), carried)
         self.uses.watch(y, carried)
         return y
+
+    def product(self, x: Tensor) -> Tensor:
+        """A linear layer in one node. Its input is kept only after the product is made, so a recomputation that ends
+        here, at the last tensor it needs, makes a product that nobody needs: noted, and done otherwise from then on.
+        """
+        weight, bias = self.module._parameters["weight"], self.module._parameters["bias"]
+        try:
+            return direct(LinearProduct, x, weight, bias, self.uses, *self.parameters)
+        except _StopRecomputationError:
+            self.ends.add(self.module_name)
+            raise
 
     def detached(self) -> dict[str, Tensor | None]:
         return {name: p if p is None else p.detach() for name, p in self.module._parameters.items()}
@@ -76,7 +96,17 @@ def make_recorders(claims: list[Claim], layout: RowLayout, plan: SlotPlan, optio
         c.name for c in claims if c.kind == "linear"
     }
     links = {name: TiedLink(layout) for name in tied}
-    return {claim: _make(claim, layout, plan, options, links.get(claim.name)) for claim in claims}
+    recorders: dict[Claim, Recorder] = {}
+    norms: dict[nn.Module, NormScaleRecorder] = {}
+    for claim in claims:
+        if claim.kind == "bias" and claim.module in norms:
+            common = (claim.name, claim.module_name, claim.parameter, layout)
+            recorders[claim] = NormBiasRecorder(*common, weight=norms[claim.module])
+            continue
+        recorder = recorders[claim] = _make(claim, layout, plan, options, links.get(claim.name))
+        if isinstance(recorder, NormScaleRecorder):
+            norms[claim.module] = recorder
+    return recorders
 
 
 def _make(claim: Claim, layout: RowLayout, plan: SlotPlan, options: Options, link: TiedLink | None) -> Recorder:
@@ -93,8 +123,8 @@ def _make(claim: Claim, layout: RowLayout, plan: SlotPlan, options: Options, lin
     return BiasRecorder(*common)
 
 
-def patch(recorders: dict[Claim, Recorder]) -> list[nn.Module]:
-    """Put a PatchedForward on every claimed module; returns the modules for `unpatch`."""
+def patch(recorders: dict[Claim, Recorder], ends: set[str]) -> list[nn.Module]:
+    """Put a PatchedForward on every claimed module; returns the modules for `unpatch`. ends: see `product`."""
     by_module: dict[nn.Module, dict[str, Recorder]] = {}
     names: dict[nn.Module, str] = {}
     for claim, recorder in recorders.items():
@@ -106,13 +136,14 @@ def patch(recorders: dict[Claim, Recorder]) -> list[nn.Module]:
                 f"module {name}: its forward was replaced since it was claimed, or another measure() block is open"
             )
     for module, attributes in by_module.items():
-        module.forward = PatchedForward(module, names[module], attributes)
+        # not by setattr: nn.Module's looks for parameters first
+        module.__dict__["forward"] = PatchedForward(module, names[module], attributes, ends)
     return list(by_module)
 
 
 def unpatch(modules: list[nn.Module]) -> None:
     for module in modules:
-        del module.forward
+        del module.__dict__["forward"]
 
 
 def recorder_of(module: nn.Module, attribute: str = "weight") -> Recorder | None:

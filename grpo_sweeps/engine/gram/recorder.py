@@ -13,14 +13,16 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
-from torch.autograd.function import once_differentiable
 
 from grpo_sweeps.engine.gram.layout import GramError, RowLayout, accumulation_dtype
 from grpo_sweeps.engine.gram.partials import Partial, Rows
+
+if TYPE_CHECKING:
+    from grpo_sweeps.engine.gram.large_group import Store
 
 
 class Workspace:
@@ -51,6 +53,7 @@ class Recorder:
         self.module_name = module_name
         self.parameter = parameter
         self.layout = layout
+        self.store: Store | None = None  # set in a part of a large group
         self.partial: Partial | None = None
         self.handed: tuple[int, int] | None = None
         self.calls = 0
@@ -78,7 +81,10 @@ class Recorder:
 
     def run_backward(self, gy: Tensor, *saved: Tensor) -> Tensor:
         self.begin_backward()
-        return self.keep(*self.backward(gy, *saved))
+        grad, partial = self.backward(gy, *saved)
+        if self.store is not None:
+            self.store.add(self, partial, (gy, *saved))
+        return self.keep(grad, partial)
 
     def keep(self, grad: Tensor, partial: Partial) -> Tensor:
         """Take note of what was measured with `grad`, and return it."""
@@ -99,7 +105,20 @@ class Recorder:
     def from_rows(self, rows_BN: Tensor) -> tuple[Tensor, Partial]:
         """Gradient and partial of a small parameter from its rows' gradients, formed whole (biases and norms)."""
         total = self.layout.weighted_sum(rows_BN)
-        return total.to(self.parameter.dtype).view_as(self.parameter), Rows(rows_BN, total)
+        return total.to(self.parameter.dtype), Rows(rows_BN, total)
+
+
+def direct(function: type[torch.autograd.Function], *args: Any) -> Tensor:
+    """`function.apply` without its look for functorch transforms, which cannot be at work inside a measured block."""
+    return super(torch.autograd.Function, function).apply(*args)  # type: ignore[misc,no-any-return]
+
+
+def refuse_graph() -> None:
+    """Called by every backward here; cheaper than torch's once_differentiable, and it names the cause."""
+    if torch.is_grad_enabled():
+        raise GramError(
+            "backward(create_graph=True) is not covered: second derivatives of a measured block are refused"
+        )
 
 
 def state_of(tensor: Tensor) -> tuple[int, int]:
@@ -115,7 +134,7 @@ class Uses:
 
     def carry(self, x: Tensor) -> Tensor:
         """x, for the module to work on."""
-        return Carry.apply(x, self, *(recorder.parameter for recorder in self.recorders))
+        return direct(Carry, x, self, *[recorder.parameter for recorder in self.recorders])
 
     def watch(self, y: Tensor, carried: Tensor) -> None:
         """Form the parameters' gradients as soon as that of the module's output y is there."""
@@ -123,6 +142,7 @@ class Uses:
         y.register_hook(lambda gy: self.receive(gy, node))
 
     def receive(self, gy: Tensor, node: Any) -> None:
+        refuse_graph()
         (x,) = node.saved_tensors
         self.gradients = [recorder.run_backward(gy, x) for recorder in self.recorders]
 
@@ -137,8 +157,8 @@ class Carry(torch.autograd.Function):
         return x.view_as(x)
 
     @staticmethod
-    @once_differentiable
     def backward(ctx: Any, gx: Tensor) -> tuple[Tensor | None, ...]:
+        refuse_graph()
         gradients, ctx.uses.gradients = ctx.uses.gradients, []
         return (gx, None, *gradients)
 
@@ -153,8 +173,8 @@ class Tap(torch.autograd.Function):
         return y.view_as(y)
 
     @staticmethod
-    @once_differentiable
     def backward(ctx: Any, gy: Tensor) -> tuple[Tensor | None, ...]:
+        refuse_graph()
         saved = ctx.saved_tensors
         return (gy, ctx.recorder.run_backward(gy, *saved), None, *(None for _ in saved))
 
@@ -164,5 +184,5 @@ class BiasRecorder(Recorder):
     dimension."""
 
     def backward(self, gy: Tensor, *saved: Tensor) -> tuple[Tensor, Partial]:
-        rows = self.layout.rows
-        return self.from_rows(gy.reshape(rows, -1, gy.shape[-1]).sum(1, dtype=accumulation_dtype(gy.dtype)))
+        gy_BTN = gy if gy.dim() == 3 else gy.reshape(self.layout.rows, -1, gy.shape[-1])
+        return self.from_rows(gy_BTN.sum(1, dtype=accumulation_dtype(gy.dtype)))

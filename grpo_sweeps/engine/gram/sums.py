@@ -100,8 +100,7 @@ class WeightSums:
         """Make room for a kernel's sums; True where nothing is in it yet."""
         if self._slots is not None:
             return False
-        shape = (module.programs(self.grad.device), self.plan.width)
-        self._slots = torch.empty(shape, dtype=torch.float64, device=self.grad.device)
+        self._slots = self.plan.slots(module.programs(self.grad.device), self.grad.device)
         return True
 
     def _total(self, shape: torch.Size) -> Tensor:

@@ -13,7 +13,9 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from grpo_sweeps.engine.gram.gram import GradientGram, GramCheckError, Measurement
+from grpo_sweeps.engine.gram.claims import plain_name
+from grpo_sweeps.engine.gram.gram import GradientGram, uncompiled
+from grpo_sweeps.engine.gram.measurement import GramCheckError, Measurement
 from grpo_sweeps.engine.gram.precision import widest_eps
 
 # relative to sum_i |w_i| ||psi_i||: two orders of summation of the same products
@@ -74,21 +76,23 @@ def verify_against_autograd(
 ) -> Verification:
     """Compare a measured block with ordinary autograd on the same rows; `.grad` is left as it was.
 
-    row_sums_fn: the forward, returning (rows,). It runs twice from the same random state. Raises GramCheckError,
-    naming the parameter, when the patched forward is not the plain one bit for bit, when a parameter's gradient
-    differs, or when its Gram does not give its squared norm.
+    row_sums_fn: the forward, returning (rows,). It runs twice from the same random state, and uncompiled, since
+    compiled code may round otherwise. Raises GramCheckError, naming the parameter, when the patched forward is not the
+    plain one bit for bit, when a parameter's gradient differs, or when its Gram does not give its squared norm.
     """
-    names, parameters = zip(*((n, p) for n, p in model.named_parameters() if p.requires_grad), strict=True)
+    trainable = [(plain_name(name), p) for name, p in model.named_parameters() if p.requires_grad]
+    names, parameters = zip(*trainable, strict=True)
     kept = [parameter.grad for parameter in parameters]
     devices = [gram.device] if gram.device.type == "cuda" else []
     try:
-        with torch.random.fork_rng(devices=devices):
-            plain_sums, plain = _plain_gradients(row_sums_fn, parameters, weights)
-        for parameter in parameters:
-            parameter.grad = None
-        with gram.measure(group_sizes, weights, cross_groups=True) as m:
-            row_sums = row_sums_fn()
-            row_sums.sum().backward()
+        with uncompiled():
+            with torch.random.fork_rng(devices=devices):
+                plain_sums, plain = _plain_gradients(row_sums_fn, parameters, weights)
+            for parameter in parameters:
+                parameter.grad = None
+            with gram.measure(group_sizes, weights, cross_groups=True) as m:
+                row_sums = row_sums_fn()
+                row_sums.sum().backward()
         if not torch.equal(row_sums.detach(), plain_sums):
             worst = float((row_sums.detach() - plain_sums).abs().max())
             raise GramCheckError(

@@ -218,13 +218,15 @@ def test_model_is_as_it_was_also_after_an_exception(name):
     assert not any(p._backward_hooks or p._post_accumulate_grad_hooks for p in model.parameters())
 
 
+def fused(model, b):
+    """A loss that reads the head's weight instead of running the head."""
+    hidden = model.model(input_ids=b.input_ids, attention_mask=b.attention_mask, use_cache=False)[0]
+    return (hidden @ model.lm_head.weight.T).log_softmax(-1)[..., 3].sum(1)
+
+
 def test_a_weight_read_around_its_module():
     """A fused loss reads lm_head.weight: its gradient comes, its rows do not."""
     model, b = build("llama", False), batch(4)
-
-    def fused(model, b):
-        hidden = model.model(input_ids=b.input_ids, attention_mask=b.attention_mask, use_cache=False)[0]
-        return (hidden @ model.lm_head.weight.T).log_softmax(-1)[..., 3].sum(1)
 
     with pytest.raises(GramError, match=r"lm_head\.weight gained a gradient that did not pass through module lm_head"):
         measured(model, b, [4], None, fused)
@@ -254,10 +256,6 @@ def test_verification_sees_a_weight_read_beside_its_module(weights, message, mon
 def test_a_fused_loss_on_a_tied_weight_is_refused():
     """The embedding's module runs, so the weight has a record; what the head's own product adds goes around it."""
     model, b = build("llama", True), batch(4)
-
-    def fused(model, b):
-        hidden = model.model(input_ids=b.input_ids, attention_mask=b.attention_mask, use_cache=False)[0]
-        return (hidden @ model.lm_head.weight.T).log_softmax(-1)[..., 3].sum(1)
 
     with pytest.raises(GramError, match=r"embed_tokens\.weight gained a gradient of norm"):
         measured(model, b, [4], None, fused)

@@ -26,8 +26,11 @@ from triton.experimental.gluon.language.nvidia.hopper import (
 )
 from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 
-from grpo_sweeps.engine.gram.kernels.launch import Launcher, multiprocessors
+from grpo_sweeps.engine.gram.kernels.launch import Launcher, check_trial, multiprocessors
 from grpo_sweeps.engine.gram.partials import SlotPlan
+
+# Renamed after Triton 3.6.
+async_load = tma.async_load if hasattr(tma, "async_load") else tma.async_copy_global_to_shared
 
 WARPS = 8
 SIDE = 128  # of a tile
@@ -63,8 +66,8 @@ def _produce(
                 stage = step % STAGES
                 mbarrier.wait(empty.index(stage), ((step // STAGES) & 1) ^ 1)
                 mbarrier.expect(full.index(stage), 2 * SIDE * DEPTH * 2)
-                tma.async_copy_global_to_shared(y, [r, t, a * SIDE], full.index(stage), y_ring.index(stage))
-                tma.async_copy_global_to_shared(x, [r, t, b * SIDE], full.index(stage), x_ring.index(stage))
+                async_load(y, [r, t, a * SIDE], full.index(stage), y_ring.index(stage))
+                async_load(x, [r, t, b * SIDE], full.index(stage), x_ring.index(stage))
                 step += 1
 
 
@@ -293,7 +296,21 @@ def programs(device: torch.device) -> int:
     return multiprocessors(device)
 
 
+def described(rows_RTw: Tensor, R: int, T: int, width: int) -> TensorDescriptor:
+    """(R, T, width) as blocks for a bulk copy, without the checks of TensorDescriptor's own constructor: they take
+    longer than the launch, and what they look at holds here by construction."""
+    descriptor = object.__new__(TensorDescriptor)
+    descriptor.base = rows_RTw
+    descriptor.shape = [R, T, width]
+    descriptor.strides = [T * width, width, 1]
+    descriptor.block_shape = BLOCK
+    descriptor.layout = LAYOUT
+    descriptor.padding = "zero"
+    return descriptor
+
+
 launch = Launcher(_weight_gram)
+BLOCK = [1, DEPTH, SIDE]
 LAYOUT = NVMMASharedLayout(swizzle_byte_width=128, element_bitwidth=16, rank=3)
 
 
@@ -309,14 +326,11 @@ def add_product(
     B, T, o = y_BTo.shape
     i = x_BTi.shape[2]
     pairs = grad_oi.view(torch.int32)
-    block = [1, DEPTH, SIDE]
     for index, part in enumerate(plan.launches):
         R = part.a.stop - part.a.start
         y, x, weights = (t if R == B else t[part.a] for t in (y_BTo, x_BTi, weights_B))
         arguments = (
-            TensorDescriptor(y, [R, T, o], [T * o, o, 1], block, LAYOUT),
-            TensorDescriptor(x, [R, T, i], [T * i, i, 1], block, LAYOUT),
-            weights, pairs, weights if total is None else total,
+            described(y, R, T, o), described(x, R, T, i), weights, pairs, weights if total is None else total,
             slots[:, part.column :] if part.column else slots, T, o, i, plan.width,
         )  # fmt: skip
         constants = dict(
@@ -324,3 +338,12 @@ def add_product(
             WARPS=WARPS, FIRST=first, READ_TOTAL=index > 0, WRITE_TOTAL=index < len(plan.launches) - 1,
         )  # fmt: skip
         launch((slots.shape[0], 1, 1), arguments, constants, WARPS, y.device, y.dtype)
+
+
+def trial() -> None:
+    """Raises where the kernel cannot be compiled or is wrong on this card, on two rows of odd length."""
+    y, x = (torch.randn(2, 37, 136, device="cuda").bfloat16() for _ in range(2))
+    plan, weights = SlotPlan.build([slice(0, 2)]), torch.tensor([1.0, -2.0], device="cuda")
+    grad, slots = y.new_empty(136, 136), plan.slots(programs(y.device), y.device)
+    add_product(y, x, weights, grad, None, slots, plan, first=True)
+    check_trial(y.transpose(1, 2) @ x, weights, grad, slots)

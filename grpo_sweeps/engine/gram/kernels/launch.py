@@ -11,6 +11,7 @@ from collections.abc import Hashable, Sequence
 from typing import Any
 
 import torch
+from torch import Tensor
 
 
 class Launcher:
@@ -37,3 +38,17 @@ class Launcher:
 def multiprocessors(device: torch.device) -> int:
     """1 on a CPU, where only Triton's interpreter runs kernels."""
     return int(torch.cuda.get_device_properties(device).multi_processor_count) if device.type == "cuda" else 1
+
+
+def check_trial(rows_Roi: Tensor, weights_R: Tensor, grad_oi: Tensor, slots: Tensor) -> None:
+    """Two rows' products and weighted sum against what a kernel made of them. Raises ArithmeticError."""
+    rows = rows_Roi.double().flatten(1)
+    gram, total = rows @ rows.T, weights_R.double() @ rows
+    found = slots.sum(0)[:4]
+    expected = torch.stack([gram[0, 0], gram[0, 1], gram[1, 1], total.square().sum()])
+    eps = torch.finfo(rows_Roi.dtype).eps
+    near = bool((found - expected).abs().max() <= 0.8 * eps**0.5 * expected.abs().max())
+    if not near or not torch.allclose(
+        grad_oi.double().flatten(), total, rtol=8 * eps, atol=8 * eps * total.abs().max()
+    ):
+        raise ArithmeticError("wrong sums in the trial of a kernel")

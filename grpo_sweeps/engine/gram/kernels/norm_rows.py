@@ -1,4 +1,5 @@
-"""Triton kernel: the rows' gradients of a norm's weight, sum over t of gy * normalised(x), in one read of x and gy."""
+"""Triton kernel: the rows' gradients of a norm's weight, sum over t of gy * normalised(x), and of its bias, sum over t
+of gy, in one read of x and gy."""
 
 from __future__ import annotations
 
@@ -16,13 +17,15 @@ MAX_WIDTH = 16_384  # a token's values live in one program's registers
 @triton.jit(do_not_specialize=["T", "chunk", "eps"])
 def norm_rows(
     x, gy, out, T, H, chunk, x_stride_b, x_stride_t, gy_stride_b, gy_stride_t, eps,
-    CENTRED: tl.constexpr, BLOCK: tl.constexpr,
+    CENTRED: tl.constexpr, BIAS: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """out (B, chunks, H): float32 sums over one chunk of one row's tokens. CENTRED: layer norm, else RMS norm."""
+    """out (B, chunks, 2, H), without the 2 where there is no BIAS: float32 sums over one chunk of one row's tokens.
+    CENTRED: layer norm, else RMS norm."""
     b = tl.program_id(0).to(tl.int64)
     column = tl.arange(0, BLOCK)
     inside = column < H
     total = tl.zeros((BLOCK,), tl.float32)
+    bias = tl.zeros((BLOCK,), tl.float32)
     first = tl.program_id(1) * chunk
     for t in range(first, min(first + chunk, T)):
         value = tl.load(x + b * x_stride_b + t * x_stride_t + column, mask=inside, other=0.0).to(tl.float32)
@@ -31,8 +34,13 @@ def norm_rows(
             value = tl.where(inside, value - tl.sum(value, 0) / H, 0.0)
         scale = 1 / tl.sqrt(tl.sum(value * value, 0) / H + eps)
         total += grad * value * scale
+        if BIAS:
+            bias += grad
     chunks = tl.num_programs(1)
-    tl.store(out + (b * chunks + tl.program_id(1)) * H + column, total, mask=inside)
+    own = out + (b * chunks + tl.program_id(1)) * (2 * H if BIAS else H) + column
+    tl.store(own, total, mask=inside)
+    if BIAS:
+        tl.store(own + H, bias, mask=inside)
 
 
 launch = Launcher(norm_rows)
@@ -42,21 +50,29 @@ def warps(block: int) -> int:
     return min(16, max(1, block // 512))
 
 
-def add_rows(x_BTH: Tensor, gy_BTH: Tensor, eps: float, centred: bool) -> Tensor:
-    """(B, H) float32."""
+def add_rows(x_BTH: Tensor, gy_BTH: Tensor, eps: float, centred: bool, bias: bool = False) -> Tensor:
+    """(B, H) float32, or (B, 2, H) with those of the bias."""
     x, gy = (t if t.stride(-1) == 1 else t.contiguous() for t in (x_BTH, gy_BTH))
     B, T, H = x.shape
     if T == 0:
-        return torch.zeros(B, H, device=x.device)
+        return torch.zeros(B, *((2, H) if bias else (H,)), device=x.device)
     chunk = triton.cdiv(T, max(1, PROGRAMS_PER_SM * multiprocessors(x.device) // B))
     chunks = triton.cdiv(T, chunk)
-    out = torch.empty(B, chunks, H, dtype=torch.float32, device=x.device)
+    out = torch.empty(B, chunks, *((2, H) if bias else (H,)), dtype=torch.float32, device=x.device)
     block = triton.next_power_of_2(H)
     strides = (x.stride(0), x.stride(1), gy.stride(0), gy.stride(1))
     arguments = (x, gy, out, T, H, chunk, *strides, eps)
-    constants = dict(CENTRED=centred, BLOCK=block)
+    constants = dict(CENTRED=centred, BIAS=bias, BLOCK=block)
     if all(number % 16 == 0 for number in (*strides, H, x.data_ptr(), gy.data_ptr())):
         launch((B, chunks, 1), arguments, constants, warps(block), x.device, x.dtype)
     else:  # a variant of its own for each alignment, found by Triton
         norm_rows[(B, chunks)](*arguments, **constants, num_warps=warps(block))
     return out.sum(1)
+
+
+def trial() -> None:
+    """Raises where the kernel cannot be compiled or is wrong on this card."""
+    x, gy = torch.randn(2, 5, 48, device="cuda"), torch.randn(2, 5, 48, device="cuda")
+    expected = (torch.nn.functional.layer_norm(x, (48,)) * gy).sum(1)
+    if not torch.allclose(add_rows(x, gy, 1e-5, centred=True), expected, rtol=1e-4, atol=1e-4):
+        raise ArithmeticError("wrong sums in the trial of norm_rows")

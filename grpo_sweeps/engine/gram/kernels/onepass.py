@@ -12,7 +12,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from grpo_sweeps.engine.gram.kernels.launch import multiprocessors
+from grpo_sweeps.engine.gram.kernels.launch import check_trial, multiprocessors
 from grpo_sweeps.engine.gram.partials import TILE_ROWS, Launch, SlotPlan
 
 WARPS = 4
@@ -172,3 +172,12 @@ def _cross(rows_Bnm: Tensor, launch: Launch, part: Tensor, slot_stride: int, siz
         a, b, part, size, rows_Bnm.stride(0), slot_stride, RA=len(a), RB=len(b), E=4, THREADS=THREADS,
         WIDTH=launch.width, FIRST=first, num_warps=WARPS,
     )  # fmt: skip
+
+
+def trial() -> None:
+    """Raises where the kernel cannot be compiled or is wrong on this card."""
+    rows, weights = torch.randn(2, 37, 61, device="cuda"), torch.tensor([1.0, -2.0], device="cuda")
+    plan = SlotPlan.build([slice(0, 2)])
+    grad, slots = torch.empty_like(rows[0]), plan.slots(programs(rows.device), rows.device)
+    add_block(rows, weights, grad, None, slots, plan, first=True)
+    check_trial(rows, weights, grad, slots)

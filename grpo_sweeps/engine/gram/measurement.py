@@ -1,0 +1,182 @@
+"""What a block measured: Grams whole, by layer and by parameter, and the checks of them against the gradient."""
+
+from __future__ import annotations
+
+from typing import Literal, overload
+
+import torch
+from torch import Tensor, nn
+
+from grpo_sweeps.engine.gram.claims import Claim, layer_of
+from grpo_sweeps.engine.gram.layout import GramError, RowLayout, squared_norm
+from grpo_sweeps.engine.gram.partials import Partial, SlotPlan, reduce_partials
+from grpo_sweeps.engine.gram.precision import floor_of, tolerance_of, widest_eps
+from grpo_sweeps.engine.gram.recorder import Recorder, state_of
+
+# In machine epsilons of the parameter, of sum |w| ||psi||: roundings of .grad and of its recorded norm, seen below 1.
+BYPASS_FACTOR = 32.0
+By = Literal["whole", "layer", "parameter"]
+
+
+class GramCheckError(GramError):
+    """A check missed. The message holds both numbers."""
+
+
+class Measurement:
+    """What a block measured, to be read after the block."""
+
+    def __init__(self, claims: list[Claim], layout: RowLayout, model_dtype: torch.dtype) -> None:
+        self.layout = layout
+        self._model_dtype = model_dtype
+        self._parameters = {claim.name: claim.parameter for claim in claims}
+        self.plan = SlotPlan.of(layout)
+        self._grads_before = {name: _grad_state(parameter) for name, parameter in self._parameters.items()}
+        self._records: Tensor | None = None  # (parameters, flat_size + 1) on the host
+
+    def _finish(self, recorders: dict[Claim, Recorder]) -> None:
+        """Reduce what the recorders kept, after making sure that no gradient came around a claimed module."""
+        partials: dict[str, list[Partial]] = {name: [] for name in self._parameters}
+        for recorder in recorders.values():
+            if recorder.partial is not None:
+                partials[recorder.name].append(recorder.partial)
+        for name, parameter in self._parameters.items():
+            if not partials[name] and _grad_state(parameter) != self._grads_before[name]:
+                uses = [claim.module_name for claim in recorders if claim.name == name]
+                raise GramError(
+                    f"parameter {name} gained a gradient that did not pass through module {' or '.join(uses)}: "
+                    "something reads the weight directly (a fused loss?), so its rows were not measured"
+                )
+        if not any(partials.values()):
+            return
+        flat = [partial for kept in partials.values() for partial in kept]
+        owners = [index for index, kept in enumerate(partials.values()) for _ in kept]
+        records = torch.zeros(len(partials), self.layout.flat_size + 1, dtype=torch.float64)
+        self._records = records.index_add_(0, torch.tensor(owners), reduce_partials(flat, self.layout, self.plan))
+        self._refuse_bypasses({recorder.name: recorder.handed for recorder in recorders.values()})
+
+    def _refuse_bypasses(self, handed: dict[str, tuple[int, int] | None]) -> None:
+        """What `.grad` gained must be what the claimed modules gave it, where it was empty before.
+
+        Caught here: a weight that is read around its module as well (a fused head on a tied weight, a penalty).
+        Where `.grad` is the very tensor that a recorder handed out, unchanged, its norm need not be formed.
+        """
+        fresh = [
+            name
+            for name, parameter in self._parameters.items()
+            if self._grads_before[name] is None
+            and parameter.grad is not None
+            and state_of(parameter.grad) != handed[name]
+        ]
+        if not fresh:
+            return
+        grads = [self._parameters[name].grad for name in fresh]
+        gained = torch.stack([squared_norm(g.reshape(len(g), -1)) for g in grads if g is not None]).sqrt().cpu()
+        names = list(self._parameters)
+        for name, norm in zip(fresh, gained.tolist(), strict=True):
+            recorded = max(0.0, float(self._read()[names.index(name), -1])) ** 0.5
+            tol = BYPASS_FACTOR * torch.finfo(self._parameters[name].dtype).eps
+            if abs(norm - recorded) > tol * self._scale(names.index(name)):
+                raise GramError(
+                    f"parameter {name} gained a gradient of norm {norm:.9g}, of which {recorded:.9g} passed through "
+                    "its module: something else reads the weight (a fused loss? a penalty?), so its rows are not exact"
+                )
+
+    def _scale(self, index: int) -> float:
+        """sum_i |w_i| ||psi_i|| of one parameter, the most that its gradient's norm could be."""
+        grams = self.layout.unflat(self._read()[index, :-1])
+        norms = torch.cat([gram.diagonal().clamp_min(0).sqrt() for gram in grams])
+        return float(self.layout.weights_B.cpu().abs() @ norms)
+
+    @property
+    def measured(self) -> bool:
+        """Did a backward run in the block?"""
+        return self._records is not None
+
+    def _read(self) -> Tensor:
+        if self._records is None:
+            raise GramError(
+                "nothing was measured: read results after the block, in which row_sums.sum().backward() must have run"
+            )
+        return self._records
+
+    def _labels(self, by: By) -> list[str]:
+        if by not in ("whole", "layer", "parameter"):
+            raise GramError(f"by={by!r}: whole, layer or parameter")
+        names = list(self._parameters)
+        return names if by == "parameter" else [layer_of(name) for name in names]
+
+    @overload
+    def matrices(self, by: Literal["whole"] = "whole") -> list[Tensor]: ...
+
+    @overload
+    def matrices(self, by: Literal["layer", "parameter"]) -> dict[str, list[Tensor]]: ...
+
+    def matrices(self, by: By = "whole") -> list[Tensor] | dict[str, list[Tensor]]:
+        """One (R, R) float64 Gram a group, on the CPU; by="layer"|"parameter": {name: such a list}, adding up to the
+        whole."""
+        records = self._read()[:, :-1]
+        labels = self._labels(by)
+        if by == "whole":
+            return self._groups(records.sum(0))
+        sums: dict[str, Tensor] = {}
+        for label, record in zip(labels, records, strict=True):
+            sums[label] = sums[label] + record if label in sums else record
+        return {label: self._groups(flat) for label, flat in sums.items()}
+
+    def _groups(self, flat: Tensor) -> list[Tensor]:
+        units = self.layout.unflat(flat)
+        if not self.layout.cross_groups:
+            return units
+        stops = torch.tensor(self.layout.group_sizes).cumsum(0).tolist()
+        spans = [slice(stop - size, stop) for stop, size in zip(stops, self.layout.group_sizes, strict=True)]
+        return [units[0][span, span].clone() for span in spans]
+
+    def matrix(self) -> Tensor:
+        """(rows, rows) float64 with the products between groups; needs one group or cross_groups=True."""
+        return self._full(self._read()[:, :-1].sum(0))
+
+    def parameter_matrix(self, name: str) -> Tensor:
+        """`matrix()` of one parameter."""
+        return self._full(self._read()[list(self._parameters).index(name), :-1])
+
+    def _full(self, flat: Tensor) -> Tensor:
+        if len(self.layout.unit_sizes) != 1:
+            raise GramError("the products between groups were not measured: pass cross_groups=True to measure()")
+        return self.layout.unflat(flat)[0]
+
+    @property
+    def floor(self) -> float:
+        """Error of K_ij relative to sqrt(K_ii K_jj) under rounding in the model's narrowest dtype,
+        frozen part included."""
+        return floor_of(self._model_dtype)
+
+    @property
+    def grad_sq_norm(self) -> float:
+        """||sum_i w_i psi_i||^2: what the block added to `.grad`, summed where the weights' gradients were formed."""
+        return float(self._read()[:, -1].sum())
+
+    def parameter_grad_sq_norm(self, name: str) -> float:
+        """`grad_sq_norm` of one parameter."""
+        return float(self._read()[list(self._parameters).index(name), -1])
+
+    def check(self, tol: float | None = None) -> float:
+        """w'Kw must equal grad_sq_norm within tol * |w|'|K||w| (not of the norm, which can cancel). Returns the
+        relative miss.
+
+        Raises GramCheckError with both numbers on a miss or a number that is not finite; needs one group or
+        cross_groups=True.
+        """
+        gram, w = self.matrix(), self.layout.weights_B.cpu()
+        tol = tolerance_of(widest_eps(self._parameters.values())) if tol is None else tol
+        quadratic, scale = float(w @ gram @ w), float(w.abs() @ gram.abs() @ w.abs())
+        miss = abs(quadratic - self.grad_sq_norm)
+        if not miss <= tol * scale:
+            raise GramCheckError(
+                f"w'Kw = {quadratic:.9g} but the gradient that was added has squared norm {self.grad_sq_norm:.9g}: "
+                f"they differ by {miss:.3g}, allowed are {tol:.1g} x |w|'|K||w| = {tol * scale:.3g}"
+            )
+        return miss / scale if scale else 0.0
+
+
+def _grad_state(parameter: nn.Parameter) -> tuple[int, int] | None:
+    return None if parameter.grad is None else (id(parameter.grad), parameter.grad._version)
