@@ -30,6 +30,7 @@ from grpo_sweeps.engine.gram.linear import Options
 from grpo_sweeps.engine.gram.measurement import Measurement
 from grpo_sweeps.engine.gram.patch import make_recorders, patch, unpatch
 from grpo_sweeps.engine.gram.precision import widest_eps
+from grpo_sweeps.engine.gram.recompute import Recompute, exchanged
 from grpo_sweeps.engine.gram.recorder import Workspace
 from grpo_sweeps.engine.gram.sums import block_bytes_for
 
@@ -61,6 +62,7 @@ class GradientGram:
         self.claimed = {claim.name for claim in self.claims}
         self.places = parameter_places(model)
         self.device = self.claims[0].parameter.device
+        self.recompute = Recompute(model)
         self.ends: set[str] = set()  # modules at which a checkpoint's recomputation was seen to end
         self.options = Options(form, block_bytes or block_bytes_for(self.device), Workspace())
 
@@ -115,10 +117,12 @@ class GradientGram:
         recorders = make_recorders(self.claims, layout, measurement.plan, self.options)
         for recorder in recorders.values():
             recorder.store = store
-        modules = patch(recorders, self.ends)
+        # The first block of a checkpointed model shows the ends.
+        exchange = self.recompute.exchangeable() if self.ends else []
+        modules = patch(recorders, self.ends, leave_out_ends=bool(exchange))
         try:
             # Python nodes of a backward cost more on autograd's own threads, which hold no Python state.
-            with self._compilation(), torch.autograd.set_multithreading_enabled(False):
+            with self._compilation(), exchanged(exchange), torch.autograd.set_multithreading_enabled(False):
                 yield measurement
         finally:
             unpatch(modules)

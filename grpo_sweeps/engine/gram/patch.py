@@ -24,7 +24,14 @@ class PatchedForward:
     Without gradients (evaluation inside a block, the first pass of reentrant checkpointing) the plain forward runs.
     """
 
-    def __init__(self, module: nn.Module, module_name: str, recorders: dict[str, Recorder], ends: set[str]) -> None:
+    def __init__(
+        self,
+        module: nn.Module,
+        module_name: str,
+        recorders: dict[str, Recorder],
+        ends: set[str],
+        leave_out_ends: bool,
+    ) -> None:
         self.module = module
         self.module_name = module_name
         self.recorders = recorders
@@ -32,6 +39,7 @@ class PatchedForward:
         self.parameters = [recorder.parameter for recorder in recorders.values()]
         self.is_linear = type(module).forward is nn.Linear.forward
         self.ends = ends
+        self.leave_out_ends = leave_out_ends
 
     @torch.compiler.disable  # compiled code around it breaks here: recorders are fed by Python, once a block
     def __call__(self, *args: Any, **kwargs: Any) -> Tensor:
@@ -54,20 +62,23 @@ class PatchedForward:
             return Tap.apply(run_with(module, self.detached(), x), weight.parameter, weight, x)
         if isinstance(weight, RowWeightRecorder):
             return run_with(module, {"weight": weight.row_weights(x.dim())}, x)
-        if self.is_linear and self.module_name not in self.ends:
-            return self.product(x)
+        if self.is_linear:
+            ends = self.module_name in self.ends
+            if not ends or self.leave_out_ends:
+                return self.product(x, made=not ends)
         carried = self.uses.carry(x)
         y = run_with(module, self.detached(), carried)
         self.uses.watch(y, carried)
         return y
 
-    def product(self, x: Tensor) -> Tensor:
+    def product(self, x: Tensor, made: bool = True) -> Tensor:
         """A linear layer in one node. Its input is kept only after the product is made, so a recomputation that ends
-        here, at the last tensor it needs, makes a product that nobody needs: noted, and done otherwise from then on.
+        here, at the last tensor it needs, makes a product that nobody needs: noted, and done otherwise from then on
+        (`recompute` leaves it out, made=False; else `Carry` keeps the input first).
         """
         weight, bias = self.module._parameters["weight"], self.module._parameters["bias"]
         try:
-            return direct(LinearProduct, x, weight, bias, self.uses, *self.parameters)
+            return direct(LinearProduct, x, weight, bias, self.uses, made, *self.parameters)
         except _StopRecomputationError:
             self.ends.add(self.module_name)
             raise
@@ -123,7 +134,7 @@ def _make(claim: Claim, layout: RowLayout, plan: SlotPlan, options: Options, lin
     return BiasRecorder(*common)
 
 
-def patch(recorders: dict[Claim, Recorder], ends: set[str]) -> list[nn.Module]:
+def patch(recorders: dict[Claim, Recorder], ends: set[str], leave_out_ends: bool) -> list[nn.Module]:
     """Put a PatchedForward on every claimed module; returns the modules for `unpatch`. ends: see `product`."""
     by_module: dict[nn.Module, dict[str, Recorder]] = {}
     names: dict[nn.Module, str] = {}
@@ -137,7 +148,7 @@ def patch(recorders: dict[Claim, Recorder], ends: set[str]) -> list[nn.Module]:
             )
     for module, attributes in by_module.items():
         # not by setattr: nn.Module's looks for parameters first
-        module.__dict__["forward"] = PatchedForward(module, names[module], attributes, ends)
+        module.__dict__["forward"] = PatchedForward(module, names[module], attributes, ends, leave_out_ends)
     return list(by_module)
 
 

@@ -17,10 +17,12 @@ class LinearProduct(torch.autograd.Function):
     """x (B, T, ..., i), weight (o, i), bias (o,) or None -> F.linear; `parameters` are those of the recorders."""
 
     @staticmethod
-    def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None, uses: Uses, *parameters: Tensor) -> Tensor:
+    def forward(
+        ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None, uses: Uses, made: bool, *parameters: Tensor
+    ) -> Tensor:
         ctx.uses = uses
         ctx.save_for_backward(x, weight)
-        return F.linear(x, weight, bias)
+        return F.linear(x, weight, bias) if made else unmade(x, weight.shape[0])
 
     @staticmethod
     def backward(ctx: Any, gy: Tensor) -> tuple[Tensor | None, ...]:
@@ -28,4 +30,9 @@ class LinearProduct(torch.autograd.Function):
         x, weight = ctx.saved_tensors
         gradients = [recorder.run_backward(gy, x) for recorder in ctx.uses.recorders]
         gx = torch.mm(gy.reshape(-1, gy.shape[-1]), weight).view(x.shape) if ctx.needs_input_grad[0] else None
-        return (gx, None, None, None, *gradients)
+        return (gx, None, None, None, None, *gradients)
+
+
+def unmade(x: Tensor, o: int) -> Tensor:
+    """(..., o) in place of a product that nobody reads: its values are whatever the memory holds."""
+    return x.new_empty(*x.shape[:-1], o)

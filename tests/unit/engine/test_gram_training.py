@@ -156,4 +156,5 @@ def test_checkpointing_makes_no_more_products_than_it_must(name, reentrant, monk
     plain = in_backward(lambda: (plain_sums(model, b) * WEIGHTS).sum().backward())
     assert plain > 0
     assert in_backward(block) <= plain + (0 if reentrant else 2)
-    assert in_backward(block) == plain
+    # a plain recomputation begins the last product of both layers, and is stopped in it
+    assert in_backward(block) == plain - (0 if reentrant else 2)
