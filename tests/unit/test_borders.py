@@ -182,7 +182,7 @@ def test_utilities_are_light(utility: str) -> None:
 def test_what_is_imported_is_declared() -> None:
     project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
     extras = project["optional-dependencies"]
-    declared = [*project["dependencies"], *extras["lora"], *extras["gguf"]]
+    declared = [*project["dependencies"], *extras["lora"], *extras["gguf"], *extras["gpu"]]
     names = {re.split(r"[^A-Za-z0-9_-]", line)[0].lower().replace("-", "_") for line in declared}
     names |= {"hydra", "yaml", *sys.stdlib_module_names, "grpo_sweeps", "hydra_plugins"}
     wrong = [found for found in ALL_IMPORTS if found.module.split(".")[0] not in names]

@@ -165,6 +165,58 @@ def _products(sums, lows, highs, R: gl.constexpr):
 
 
 @gluon.jit
+def _finish_tile(
+    sums, kept, held, w, grad, total, rows, columns, o, i, row1: gl.constexpr, row4: gl.constexpr, R: gl.constexpr,
+    SHARED: gl.constexpr, SIDE: gl.constexpr, N: gl.constexpr, BF16: gl.constexpr, READ_TOTAL: gl.constexpr,
+    WRITE_TOTAL: gl.constexpr,
+):  # fmt: skip
+    """Products of the R tiles, each thread on its own elements, and their weighted sum to `grad` or `total`.
+
+    rows, columns: of a thread's first element. Returns `sums` with the products added.
+    """
+    PAIRS: gl.constexpr = SIDE * SIDE // N // 2
+    COUNT: gl.constexpr = R * (R + 1) // 2 + 1
+    FOURS: gl.constexpr = PAIRS // 4
+    # in pairs of elements; i is even
+    origin = rows.to(gl.int64) * (i // 2) + columns // 2
+    for c in gl.static_range(FOURS):
+        shared = ()
+        for n in gl.static_range(SHARED):
+            shared = shared + _each(held.index(n * FOURS + c).load(row4), N, 4, row1)
+        for e in gl.static_range(4):
+            low_sum = gl.zeros([N], gl.float32, row1)
+            high_sum = gl.zeros([N], gl.float32, row1)
+            at_row = (4 * c + e) // 16 * 8
+            at_column = (4 * c + e) % 16 * 8
+            target = origin + at_row * (i // 2) + at_column // 2
+            inside = (rows + at_row < o) & (columns + at_column < i)
+            if READ_TOTAL:
+                low_sum += gl.load(total + 2 * target, mask=inside, other=0.0)
+                high_sum += gl.load(total + 2 * target + 1, mask=inside, other=0.0)
+            lows = ()
+            highs = ()
+            for n in gl.static_range(R):
+                if n < SHARED:
+                    low, high = _unpack(shared[4 * n + e], BF16)
+                else:
+                    low, high = _unpack(kept[(n - SHARED) * PAIRS + 4 * c + e], BF16)
+                low_sum = gl.fma(low, w[n], low_sum)
+                high_sum = gl.fma(high, w[n], high_sum)
+                lows = lows + (low,)
+                highs = highs + (high,)
+            new = _products(sums, lows, highs, R)
+            if WRITE_TOTAL:
+                gl.store(total + 2 * target, low_sum, mask=inside)
+                gl.store(total + 2 * target + 1, high_sum, mask=inside)
+                sums = new + (sums[COUNT - 1],)
+            else:
+                gl.store(grad + target, _pack(low_sum, high_sum, BF16), mask=inside)
+                norm = gl.fma(high_sum, high_sum, gl.fma(low_sum, low_sum, sums[COUNT - 1]))
+                sums = new + (norm,)
+    return sums
+
+
+@gluon.jit
 def _consume(
     y_ring, x_ring, held, full, empty, weights, grad, total, slots, T, o, i, slot_stride, R: gl.constexpr,
     SHARED: gl.constexpr, WIDTH: gl.constexpr, SIDE: gl.constexpr, DEPTH: gl.constexpr, STAGES: gl.constexpr,
@@ -207,42 +259,10 @@ def _consume(
         a, b = _place(tile, down, right, STRIP)
         rows = a * SIDE + own_row
         columns = b * SIDE + own_column
-        # in pairs of elements; i is even
-        origin = rows.to(gl.int64) * (i // 2) + columns // 2
-        for c in gl.static_range(FOURS):
-            shared = ()
-            for n in gl.static_range(SHARED):
-                shared = shared + _each(held.index(n * FOURS + c).load(row4), N, 4, row1)
-            for e in gl.static_range(4):
-                low_sum = gl.zeros([N], gl.float32, row1)
-                high_sum = gl.zeros([N], gl.float32, row1)
-                at_row = (4 * c + e) // 16 * 8
-                at_column = (4 * c + e) % 16 * 8
-                target = origin + at_row * (i // 2) + at_column // 2
-                inside = (rows + at_row < o) & (columns + at_column < i)
-                if READ_TOTAL:
-                    low_sum += gl.load(total + 2 * target, mask=inside, other=0.0)
-                    high_sum += gl.load(total + 2 * target + 1, mask=inside, other=0.0)
-                lows = ()
-                highs = ()
-                for n in gl.static_range(R):
-                    if n < SHARED:
-                        low, high = _unpack(shared[4 * n + e], BF16)
-                    else:
-                        low, high = _unpack(kept[(n - SHARED) * PAIRS + 4 * c + e], BF16)
-                    low_sum = gl.fma(low, w[n], low_sum)
-                    high_sum = gl.fma(high, w[n], high_sum)
-                    lows = lows + (low,)
-                    highs = highs + (high,)
-                new = _products(sums, lows, highs, R)
-                if WRITE_TOTAL:
-                    gl.store(total + 2 * target, low_sum, mask=inside)
-                    gl.store(total + 2 * target + 1, high_sum, mask=inside)
-                    sums = new + (sums[COUNT - 1],)
-                else:
-                    gl.store(grad + target, _pack(low_sum, high_sum, BF16), mask=inside)
-                    norm = gl.fma(high_sum, high_sum, gl.fma(low_sum, low_sum, sums[COUNT - 1]))
-                    sums = new + (norm,)
+        sums = _finish_tile(
+            sums, kept, held, w, grad, total, rows, columns, o, i, row1, row4, R, SHARED, SIDE, N, BF16, READ_TOTAL,
+            WRITE_TOTAL,
+        )  # fmt: skip
     flat: gl.constexpr = gl.BlockedLayout([1], [32], [WARPS], [0])
     values = gl.convert_layout(gl.sum(_stack(sums, 0, WIDTH, COUNT, N), 0), flat).to(gl.float64)
     own = slots + gl.program_id(0) * slot_stride + gl.arange(0, WIDTH, flat)
@@ -291,6 +311,14 @@ def stages(R: int) -> int:
     return (SHARED_BYTES - max(shared_rows(R), 1) * ROW_BYTES) // STAGE_BYTES
 
 
+def constants_of(R: int, width: int, first: bool, read_total: bool, write_total: bool) -> dict[str, object]:
+    """The compile-time arguments of `_weight_gram`, which select its variant."""
+    return dict(
+        R=R, SHARED=shared_rows(R), WIDTH=width, SIDE=SIDE, DEPTH=DEPTH, STAGES=stages(R), STRIP=STRIP, WARPS=WARPS,
+        FIRST=first, READ_TOTAL=read_total, WRITE_TOTAL=write_total,
+    )  # fmt: skip
+
+
 def programs(device: torch.device) -> int:
     """Rows of a `Slots` tensor that this kernel fills: one program a multiprocessor."""
     return multiprocessors(device)
@@ -333,10 +361,7 @@ def add_product(
             described(y, R, T, o), described(x, R, T, i), weights, pairs, weights if total is None else total,
             slots[:, part.column :] if part.column else slots, T, o, i, plan.width,
         )  # fmt: skip
-        constants = dict(
-            R=R, SHARED=shared_rows(R), WIDTH=part.width, SIDE=SIDE, DEPTH=DEPTH, STAGES=stages(R), STRIP=STRIP,
-            WARPS=WARPS, FIRST=first, READ_TOTAL=index > 0, WRITE_TOTAL=index < len(plan.launches) - 1,
-        )  # fmt: skip
+        constants = constants_of(R, part.width, first, index > 0, index < len(plan.launches) - 1)
         launch((slots.shape[0], 1, 1), arguments, constants, WARPS, y.device, y.dtype)
 
 
