@@ -30,7 +30,7 @@ from grpo_sweeps.engine.gram.linear import Options
 from grpo_sweeps.engine.gram.measurement import Measurement
 from grpo_sweeps.engine.gram.patch import make_recorders, patch, unpatch
 from grpo_sweeps.engine.gram.precision import widest_eps
-from grpo_sweeps.engine.gram.recompute import Recompute, exchanged
+from grpo_sweeps.engine.gram.recompute import Frame, Recompute, exchanged
 from grpo_sweeps.engine.gram.recorder import Workspace
 from grpo_sweeps.engine.gram.sums import block_bytes_for
 
@@ -119,16 +119,19 @@ class GradientGram:
             recorder.store = store
         # The first block of a checkpointed model shows the ends.
         exchange = self.recompute.exchangeable() if self.ends else []
-        modules = patch(recorders, self.ends, leave_out_ends=bool(exchange))
+        frame = Frame()
+        modules = patch(recorders, self.ends, frame)
         try:
             # Python nodes of a backward cost more on autograd's own threads, which hold no Python state.
-            with self._compilation(), exchanged(exchange), torch.autograd.set_multithreading_enabled(False):
+            with self._compilation(), exchanged(exchange, frame), torch.autograd.set_multithreading_enabled(False):
                 yield measurement
         finally:
             unpatch(modules)
             for recorder in recorders.values():
                 recorder.closed = True
         measurement._finish(recorders)
+        for recorder in recorders.values():  # a loss that is kept keeps them
+            recorder.drop()
 
     def _compilation(self) -> AbstractContextManager[Any]:
         """Keeps Dynamo out of a block, or under checkpointing at least: it traces a checkpoint whole or not at all,

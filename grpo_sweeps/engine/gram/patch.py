@@ -15,6 +15,7 @@ from grpo_sweeps.engine.gram.linear import LinearRecorder, Options
 from grpo_sweeps.engine.gram.norm import NormBiasRecorder, NormScaleRecorder, RowWeightRecorder, run_with
 from grpo_sweeps.engine.gram.partials import SlotPlan
 from grpo_sweeps.engine.gram.product import LinearProduct
+from grpo_sweeps.engine.gram.recompute import Frame
 from grpo_sweeps.engine.gram.recorder import BiasRecorder, Recorder, Tap, Uses, direct
 
 
@@ -30,7 +31,7 @@ class PatchedForward:
         module_name: str,
         recorders: dict[str, Recorder],
         ends: set[str],
-        leave_out_ends: bool,
+        frame: Frame,
     ) -> None:
         self.module = module
         self.module_name = module_name
@@ -39,7 +40,7 @@ class PatchedForward:
         self.parameters = [recorder.parameter for recorder in recorders.values()]
         self.is_linear = type(module).forward is nn.Linear.forward
         self.ends = ends
-        self.leave_out_ends = leave_out_ends
+        self.frame = frame
 
     @torch.compiler.disable  # compiled code around it breaks here: recorders are fed by Python, once a block
     def __call__(self, *args: Any, **kwargs: Any) -> Tensor:
@@ -64,7 +65,7 @@ class PatchedForward:
             return run_with(module, {"weight": weight.row_weights(x.dim())}, x)
         if self.is_linear:
             ends = self.module_name in self.ends
-            if not ends or self.leave_out_ends:
+            if not ends or self.frame.inside:
                 return self.product(x, made=not ends)
         carried = self.uses.carry(x)
         y = run_with(module, self.detached(), carried)
@@ -134,7 +135,7 @@ def _make(claim: Claim, layout: RowLayout, plan: SlotPlan, options: Options, lin
     return BiasRecorder(*common)
 
 
-def patch(recorders: dict[Claim, Recorder], ends: set[str], leave_out_ends: bool) -> list[nn.Module]:
+def patch(recorders: dict[Claim, Recorder], ends: set[str], frame: Frame) -> list[nn.Module]:
     """Put a PatchedForward on every claimed module; returns the modules for `unpatch`. ends: see `product`."""
     by_module: dict[nn.Module, dict[str, Recorder]] = {}
     names: dict[nn.Module, str] = {}
@@ -148,7 +149,7 @@ def patch(recorders: dict[Claim, Recorder], ends: set[str], leave_out_ends: bool
             )
     for module, attributes in by_module.items():
         # not by setattr: nn.Module's looks for parameters first
-        module.__dict__["forward"] = PatchedForward(module, names[module], attributes, ends, leave_out_ends)
+        module.__dict__["forward"] = PatchedForward(module, names[module], attributes, ends, frame)
     return list(by_module)
 
 

@@ -22,7 +22,9 @@ class LinearProduct(torch.autograd.Function):
     ) -> Tensor:
         ctx.uses = uses
         ctx.save_for_backward(x, weight)
-        return F.linear(x, weight, bias) if made else unmade(x, weight.shape[0])
+        y = F.linear(x, weight, bias) if made else unmade(x, weight.shape[0])
+        # With a bias it may be a view, which an activation in place would not be allowed to change.
+        return torch.ops.aten._unsafe_view(y, y.shape) if y._is_view() else y
 
     @staticmethod
     def backward(ctx: Any, gy: Tensor) -> tuple[Tensor | None, ...]:

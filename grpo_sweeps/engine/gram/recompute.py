@@ -1,14 +1,14 @@
-"""Checkpointed layers inside a block, recomputed in the way that costs the host least.
+"""Checkpointed decoder layers inside a block, recomputed in the way that costs the host least.
 
 Non-reentrant checkpointing calls Python for every tensor that a layer keeps, twice, and meets the measured modules'
 own Python both in the forward and in the recomputation. Reentrant checkpointing runs the forward without gradients,
-which needs none of it, and gives the same numbers: its known restrictions (an input that requires gradients, no
-`torch.autograd.grad`) hold for a block's one backward anyway. So for the time of a block the layers' checkpoint
-function is exchanged, where it is transformers' own.
+which needs none of it. It is no general substitute (outputs in containers, tensors with a graph among the keywords,
+random numbers), so it is exchanged for the time of a block in layers of known classes only, made of known parts,
+without dropout and without hooks: everything else recomputes as the user set it.
 
 One thing non-reentrant checkpointing does better: it stops a recomputation at the last tensor kept, so that the last
 product of a layer is not made again. The first block runs as the user set it, and shows at which modules that happens
-(`ends`); later ones leave those products out by themselves.
+(`ends`); in later ones those products are left out, inside a recomputation of such a layer and nowhere else.
 """
 
 from __future__ import annotations
@@ -19,31 +19,47 @@ from contextlib import contextmanager
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
+from grpo_sweeps.engine.gram.layout import GramError
+
 PLAIN_OPTIONS = {"use_reentrant", "preserve_rng_state"}
+# Layers that return one tensor, whose last operation adds the last product to the residual stream.
+KNOWN_LAYERS = {
+    "transformers.models.llama.modeling_llama": "LlamaDecoderLayer",
+    "transformers.models.qwen2.modeling_qwen2": "Qwen2DecoderLayer",
+    "transformers.models.nemotron.modeling_nemotron": "NemotronDecoderLayer",
+}
+KNOWN_PARTS = (*KNOWN_LAYERS, "transformers.activations", "torch.nn.modules.activation")
+HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
+
+
+class Frame:
+    """The exchange of one block. `inside`: a layer is being recomputed now."""
+
+    def __init__(self) -> None:
+        self.open = True
+        self.inside = False
 
 
 class Recompute:
     """The layers of one model that recompute themselves; found once, looked at before every block."""
 
     def __init__(self, model: nn.Module) -> None:
-        layers = [module for module in model.modules() if hasattr(module, "gradient_checkpointing")]
-        self.layers = [(layer, dropout_places(layer)) for layer in layers]
+        self.layers = [m for m in model.modules() if KNOWN_LAYERS.get(type(m).__module__) == type(m).__name__]
 
-    def exchangeable(self) -> list[tuple[nn.Module, bool]]:
-        """Layers that would recompute by torch's non-reentrant checkpointing with no more than its plain options, and
-        whether the state of the random numbers must be kept for them."""
-        return [(layer, draws(places)) for layer, places in self.layers if _exchangeable(layer)]
+    def exchangeable(self) -> list[nn.Module]:
+        return [layer for layer in self.layers if _checkpoints_plainly(layer) and _is_plain(layer)]
 
 
-def _exchangeable(module: nn.Module) -> bool:
-    own = module.__dict__
+def _checkpoints_plainly(layer: nn.Module) -> bool:
+    """By torch's non-reentrant checkpointing, with no more than its plain options."""
+    own = layer.__dict__
     function = own.get("_gradient_checkpointing_func")
     return (
         bool(own.get("gradient_checkpointing"))
-        and module.training
+        and layer.training
         and isinstance(function, functools.partial)
         and function.func is checkpoint
         and not function.args
@@ -52,36 +68,52 @@ def _exchangeable(module: nn.Module) -> bool:
     )
 
 
+def _is_plain(layer: nn.Module) -> bool:
+    """Made of known parts, none of which draws random numbers, has a hook or a forward of its own."""
+    for module in layer.modules():
+        own = module.__dict__
+        known = type(module) is nn.Linear or type(module).__module__ in KNOWN_PARTS
+        if not known or "forward" in own or any(own.get(hooks) for hooks in HOOKS) or own.get("attention_dropout"):
+            return False
+    return True
+
+
 @contextmanager
-def exchanged(layers: list[tuple[nn.Module, bool]]) -> Iterator[None]:
+def exchanged(layers: list[nn.Module], frame: Frame) -> Iterator[None]:
     """Reentrant checkpointing for these layers; what was there comes back in any case."""
-    kept = [layer.__dict__["_gradient_checkpointing_func"] for layer, _ in layers]
+    kept = [layer.__dict__["_gradient_checkpointing_func"] for layer in layers]
     try:
-        for (layer, random), function in zip(layers, kept, strict=True):
-            random = random and bool(function.keywords.get("preserve_rng_state", True))
-            layer.__dict__["_gradient_checkpointing_func"] = functools.partial(_reentrant, function, random)
+        for layer, function in zip(layers, kept, strict=True):
+            layer.__dict__["_gradient_checkpointing_func"] = functools.partial(_reentrant, function, frame)
         yield
     finally:
-        for (layer, _), function in zip(layers, kept, strict=True):
+        frame.open = False
+        for layer, function in zip(layers, kept, strict=True):
             layer.__dict__["_gradient_checkpointing_func"] = function
 
 
-def _reentrant(function: Any, random: bool, run: Any, *args: Any) -> Any:
-    if any(isinstance(arg, torch.Tensor) and arg.requires_grad for arg in args):
-        return checkpoint(run, *args, use_reentrant=True, preserve_rng_state=random)
-    return function(run, *args)
+def _reentrant(function: Any, frame: Frame, run: Any, hidden: Any, *rest: Any) -> Any:
+    if not (isinstance(hidden, Tensor) and hidden.requires_grad) or _has_graph((rest, getattr(run, "keywords", {}))):
+        return function(run, hidden, *rest)
+
+    def inside(x: Tensor) -> Any:
+        if not torch.is_grad_enabled():
+            return run(x, *rest)
+        if not frame.open:
+            raise GramError("the backward must run inside the measure() block: a checkpointed layer met it outside")
+        frame.inside = True
+        try:
+            return run(x, *rest)
+        finally:
+            frame.inside = False
+
+    return checkpoint(inside, hidden, use_reentrant=True, preserve_rng_state=False)
 
 
-def dropout_places(layer: nn.Module) -> list[tuple[nn.Module, str]]:
-    """Every number in the layer that may make it draw: a dropout module's p, and whatever has dropout in its name."""
-    return [
-        (module, name)
-        for module in layer.modules()
-        for name, value in vars(module).items()
-        if isinstance(value, int | float)
-        and ("dropout" in name or (name == "p" and "Dropout" in type(module).__name__))
-    ]
-
-
-def draws(places: list[tuple[nn.Module, str]]) -> bool:
-    return any(getattr(module, name) > 0 for module, name in places)
+def _has_graph(value: Any) -> bool:
+    """Is there a tensor with a gradient anywhere in these arguments?"""
+    if isinstance(value, Tensor):
+        return value.requires_grad
+    if isinstance(value, dict):
+        value = tuple(value.values())
+    return isinstance(value, tuple | list) and any(_has_graph(entry) for entry in value)

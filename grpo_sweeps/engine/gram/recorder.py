@@ -92,6 +92,10 @@ class Recorder:
         self.handed = state_of(grad)
         return grad
 
+    def drop(self) -> None:
+        """Let go of what was measured."""
+        self.partial = None
+
     def begin_backward(self) -> None:
         if self.closed:
             raise GramError(f"parameter {self.name}: the backward must run inside the measure() block")
@@ -139,10 +143,14 @@ class Uses:
     def watch(self, y: Tensor, carried: Tensor) -> None:
         """Form the parameters' gradients as soon as that of the module's output y is there."""
         node: Any = carried.grad_fn
-        y.register_hook(lambda gy: self.receive(gy, node))
+        # On the node and not on y: hooks that change y's gradient have run by then.
+        output: Any = y.grad_fn
+        output.register_prehook(lambda gys: self.receive(gys[0], node))
 
-    def receive(self, gy: Tensor, node: Any) -> None:
+    def receive(self, gy: Tensor | None, node: Any) -> None:
         refuse_graph()
+        if gy is None:
+            return
         (x,) = node.saved_tensors
         self.gradients = [recorder.run_backward(gy, x) for recorder in self.recorders]
 
@@ -160,7 +168,7 @@ class Carry(torch.autograd.Function):
     def backward(ctx: Any, gx: Tensor) -> tuple[Tensor | None, ...]:
         refuse_graph()
         gradients, ctx.uses.gradients = ctx.uses.gradients, []
-        return (gx, None, *gradients)
+        return (gx, None, *(gradients or [None] * len(ctx.uses.recorders)))
 
 
 class Tap(torch.autograd.Function):
@@ -170,7 +178,7 @@ class Tap(torch.autograd.Function):
     def forward(ctx: Any, y: Tensor, parameter: Tensor, recorder: Recorder, *saved: Tensor) -> Tensor:
         ctx.recorder = recorder
         ctx.save_for_backward(*saved)
-        return y.view_as(y)
+        return torch.ops.aten._unsafe_view(y, y.shape)  # no view: it may be changed in place
 
     @staticmethod
     def backward(ctx: Any, gy: Tensor) -> tuple[Tensor | None, ...]:

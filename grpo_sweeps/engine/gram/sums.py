@@ -61,7 +61,7 @@ class WeightSums:
         """In blocks of at most `block_bytes` (one weight row at least)."""
         B, _, n = y_BTn.shape
         i = x_BTi.shape[2]
-        step = max(1, min(n, self.block_bytes // (B * i * y_BTn.element_size())))
+        step = max(1, min(n, self.block_bytes // (B * i * y_BTn.element_size()), (2**31 - 1) // (B * i)))
         y_BnT = y_BTn.transpose(1, 2)
         for low in range(0, n, step):
             high = min(n, low + step)
@@ -123,6 +123,6 @@ class WeightSums:
 def ghost_gram(y_RTo: Tensor, x_RTi: Tensor) -> Tensor:
     """(R, R) float64: sum over t, s of <x_it, x_js> <y_it, y_js>."""
     R, T, _ = y_RTo.shape
-    y, x = y_RTo.reshape(R * T, -1), x_RTi.reshape(R * T, -1)
+    y, x = y_RTo.reshape(R * T, y_RTo.shape[2]), x_RTi.reshape(R * T, x_RTi.shape[2])
     pairs = wide_mm(y, y.T).mul_(wide_mm(x, x.T))
     return pairs.view(R, T, R, T).sum((1, 3), dtype=torch.float64)

@@ -2,8 +2,9 @@
 
 import pytest
 import torch
+from torch import nn
 
-from grpo_sweeps.engine.gram import GradientGram, verify_against_autograd
+from grpo_sweeps.engine.gram import GradientGram, GramError, verify_against_autograd
 from grpo_sweeps.engine.gram import product as product_module
 from grpo_sweeps.engine.gram import recompute as recompute_module
 from tests.unit.engine.gram_oracle import SUMS, batch, build, oracle_rows, relative, trainable, whole
@@ -72,26 +73,52 @@ def test_everything_comes_back_after_an_exception():
     assert functions(model) == before
 
 
-def test_a_layer_that_draws_random_numbers_draws_the_same_again():
+@pytest.mark.parametrize("change", ["dropout", "hook", "part", "eval", "one layer off"])
+def test_layers_that_are_not_plain_recompute_as_they_were_set(change):
+    """After the ends are known: each would be wrong if the exchange, or the products left out, went too far."""
     model, b = checkpointed("llama"), batch(5)
-    gram = GradientGram(model)
+    gram, layer = GradientGram(model), model.model.layers[1]
     with gram.measure([5]):
         SUMS["head"](model, b).sum().backward()
-    assert not any(random for _, random in gram.recompute.exchangeable())
-    for layer in model.model.layers:
+    assert gram.ends and len(gram.recompute.exchangeable()) == 2
+    if change == "dropout":
         layer.self_attn.attention_dropout = 0.5
-    assert all(random for _, random in gram.recompute.exchangeable())
+    elif change == "hook":
+        layer.mlp.down_proj.register_forward_hook(lambda module, args, y: y.tanh())
+    elif change == "part":
+        layer.mlp.act_fn = nn.Sequential(nn.SiLU(), nn.Dropout(0.3))
+    elif change == "eval":
+        layer.eval()
+    else:
+        layer.gradient_checkpointing = False
+    assert gram.recompute.exchangeable() == [model.model.layers[0]]
     found = []
     for measured in (False, True):
         model.zero_grad()
         torch.manual_seed(3)
         if measured:
-            with gram.measure([5], WEIGHTS):
+            with gram.measure([5], WEIGHTS) as m:
                 SUMS["head"](model, b).sum().backward()
+            m.check()
         else:
             (SUMS["head"](model, b) * WEIGHTS).sum().backward()
         found.append(torch.cat([p.grad.flatten() for p in trainable(model).values()]))
     assert relative(found[1], found[0]) < 1e-12
+
+
+def test_a_frozen_embedding_and_a_backward_after_the_block():
+    model, b = checkpointed("llama", False), batch(5)
+    model.disable_input_require_grads()
+    model.get_input_embeddings().weight.requires_grad_(False)
+    gram, rows = GradientGram(model), oracle_rows(model, b)
+    for _ in range(3):
+        with gram.measure([5]) as m:
+            SUMS["head"](model, b).sum().backward()
+        assert relative(m.matrix(), whole(rows)) < 1e-12
+    with gram.measure([5]):
+        row_sums = SUMS["head"](model, b)
+    with pytest.raises(GramError, match="the backward must run inside the measure"):
+        row_sums.sum().backward()
 
 
 @pytest.mark.parametrize("options", [{"context_fn": lambda: None}, {"debug": True}])
@@ -103,5 +130,4 @@ def test_a_models_own_function_is_left_alone():
     model = checkpointed("llama")
     for layer in model.model.layers:
         layer._gradient_checkpointing_func = lambda run, *args: run(*args)
-    exchangeable = [layer for layer, _ in GradientGram(model).recompute.exchangeable()]
-    assert not set(exchangeable) & set(model.model.layers)
+    assert not GradientGram(model).recompute.exchangeable()
