@@ -69,6 +69,8 @@ class PatchedForward:
                 return self.product(x, made=not ends)
         carried = self.uses.carry(x)
         y = run_with(module, self.detached(), carried)
+        if y._is_view():  # changed in place, a view would leave the node that is watched
+            y = torch.ops.aten._unsafe_view(y, y.shape)
         self.uses.watch(y, carried)
         return y
 

@@ -4,6 +4,7 @@ checkpointing that makes no product twice."""
 import pytest
 import torch
 import torch.nn.functional as F
+from torch import nn
 
 from grpo_sweeps.engine.gram import GradientGram, GramError
 from tests.unit.engine.gram_oracle import (
@@ -158,3 +159,44 @@ def test_checkpointing_makes_no_more_products_than_it_must(name, reentrant, monk
     assert in_backward(block) <= plain + (0 if reentrant else 2)
     # a plain recomputation begins the last product of both layers, and is stopped in it
     assert in_backward(block) == plain - (0 if reentrant else 2)
+
+
+class Block(nn.Module):
+    """What follows a measured module: an activation in place, and a hook that changes the gradient of its output."""
+
+    def __init__(self, kind: str, hooked: bool) -> None:
+        super().__init__()
+        from transformers.pytorch_utils import Conv1D
+
+        made = {"linear": nn.Linear(6, 7), "conv1d": Conv1D(7, 6), "norm": nn.LayerNorm(6)}
+        self.embed, self.first, self.hooked = nn.Embedding(11, 6), made[kind], hooked
+        self.last = nn.Linear(6 if kind == "norm" else 7, 3)
+
+    def forward(self, ids_BT):
+        x = self.embed(ids_BT)
+        x.mul_(1.5)
+        y = self.first(x)
+        if self.hooked:
+            y.register_hook(lambda g: 0.5 * g.clamp(-0.2, 0.2))
+        return self.last(y if self.hooked else torch.relu_(y)).tanh().sum((1, 2))
+
+
+@pytest.mark.parametrize("hooked", [False, True], ids=["in_place", "hooked"])
+@pytest.mark.parametrize("kind", ["linear", "conv1d", "norm"])
+def test_what_follows_a_measured_module_may_change_its_output_or_its_gradient(kind, hooked):
+    torch.manual_seed(0)
+    model = Block(kind, hooked).double()
+    ids = torch.randint(0, 11, (4, 5))
+    names = list(trainable(model))
+    rows = [
+        torch.cat(
+            [g.flatten() for g in torch.autograd.grad(model(ids[r : r + 1]).sum(), list(trainable(model).values()))]
+        )
+        for r in range(4)
+    ]
+    expected = torch.stack(rows)
+    with GradientGram(model).measure([4]) as m:
+        model(ids).sum().backward()
+    assert relative(m.matrix(), expected @ expected.T) < 1e-12
+    grads = torch.cat([dict(model.named_parameters())[name].grad.flatten() for name in names])
+    assert relative(grads, expected.sum(0)) < 1e-12
