@@ -17,13 +17,9 @@ from torch import Tensor, nn
 
 from grpo_sweeps.benchmarks.rows import autograd_gram
 from grpo_sweeps.benchmarks.setup import (
-    DTYPES,
-    FORMS,
-    MODELS,
     Batch,
-    check_choice,
+    ModelOptions,
     check_lengths,
-    device_of,
     drop_grads,
     environment,
     free_memory,
@@ -57,7 +53,7 @@ COLUMNS = ("float64", "ours", "autograd")
 
 
 @dataclass(frozen=True)
-class Options:
+class Options(ModelOptions):
     """R rows of T tokens, of which the first `prompt` are not scored. layers, vocabulary: of the model, 0 = its own."""
 
     model: str = "nemotron_mini_4b"
@@ -77,9 +73,7 @@ class Options:
 def run(options: Options, command: str) -> None:
     """Print the comparison; with json=path also write it, the Grams included."""
     check(options)
-    if options.threads:
-        torch.set_num_threads(options.threads)
-    device = device_of(options.device)
+    device = options.prepare()
     changes = {"num_hidden_layers": options.layers, "vocab_size": options.vocabulary}
     config = model_config(options.model, **{key: value for key, value in changes.items() if value})
     model = random_model(config, options.dtype, device)
@@ -101,9 +95,7 @@ def run(options: Options, command: str) -> None:
 
 
 def check(options: Options) -> None:
-    check_choice("model", options.model, MODELS)
-    check_choice("dtype", options.dtype, tuple(DTYPES))
-    check_choice("form", options.form, FORMS)
+    options.check_model()
     if options.R < 2:
         raise ConfigError(f"bench: R={options.R}: allowed are whole numbers from 2")
     check_lengths(options.prompt, [options.T])
@@ -117,7 +109,7 @@ def all_grams(options: Options, model: nn.Module, batch: Batch) -> tuple[dict[st
 
     The float64 model is the same one, widened at the end: no second copy.
     """
-    gram = GradientGram(model, options.form, int(options.block_mb * 2**20) or None)  # type: ignore[arg-type]
+    gram = GradientGram(model, options.form, options.block_bytes)  # type: ignore[arg-type]
     with gram.measure(batch.group_sizes, batch.weights_B) as m:
         blockwise_sums(model, batch).sum().backward()
     grams = {"ours": m.matrices()[0]}

@@ -24,14 +24,12 @@ from torch import nn
 from grpo_sweeps.benchmarks.rivals import SUBJECTS
 from grpo_sweeps.benchmarks.rows import autograd_gram, frobenius_error
 from grpo_sweeps.benchmarks.setup import (
-    DTYPES,
-    FORMS,
-    MODELS,
     Batch,
+    ModelOptions,
     check_choice,
     check_lengths,
     check_positive,
-    device_of,
+    drop_grads,
     environment,
     free_memory,
     model_config,
@@ -48,7 +46,7 @@ SMALL_ROW_BYTES = 4 * 2**30
 
 
 @dataclass(frozen=True)
-class Options:
+class Options(ModelOptions):
     """groups of R rows, T tokens a row of which the first `prompt` are not scored; one thread a CPU unless `threads`
     says."""
 
@@ -72,9 +70,7 @@ class Options:
 def run(options: Options, command: str) -> None:
     """Print the comparison; with json=path also write it."""
     check(options)
-    if options.threads:
-        torch.set_num_threads(options.threads)
-    device = device_of(options.device)
+    device = options.prepare()
     if options.peak_of:
         print(json.dumps(child_growth(options, device)))
         return
@@ -100,9 +96,7 @@ def run(options: Options, command: str) -> None:
 
 
 def check(options: Options) -> None:
-    check_choice("model", options.model, MODELS)
-    check_choice("dtype", options.dtype, tuple(DTYPES))
-    check_choice("form", options.form, FORMS)
+    options.check_model()
     for name in options.subjects:
         check_choice("subjects", name, (*SUBJECTS, "all"))
     if options.peak_of:
@@ -111,10 +105,9 @@ def check(options: Options) -> None:
     check_lengths(options.prompt, [options.T])
 
 
-def makers(names: list[str], model: nn.Module, batch: Batch, options: Any) -> dict[str, Callable[[], Subject]]:
-    """How each subject is made; options: anything with `form` and `block_mb`."""
-    block_bytes = int(options.block_mb * 2**20) or None
-    return {name: partial(SUBJECTS[name], model, batch, options.form, block_bytes) for name in names}
+def makers(names: list[str], model: nn.Module, batch: Batch, options: ModelOptions) -> dict[str, Callable[[], Subject]]:
+    """How each subject is made."""
+    return {name: partial(SUBJECTS[name], model, batch, options.form, options.block_bytes) for name in names}
 
 
 def small_errors(options: Options, names: list[str], device: torch.device) -> dict[str, tuple[float | None, str]]:
@@ -133,7 +126,7 @@ def small_errors(options: Options, names: list[str], device: torch.device) -> di
             return None if found is None else frobenius_error(found, exact)
 
         errors[name] = attempt(one, model)
-        model.zero_grad(set_to_none=True)
+        drop_grads(model)
     return errors
 
 

@@ -17,13 +17,9 @@ from torch import nn
 from grpo_sweeps.benchmarks.gram import makers
 from grpo_sweeps.benchmarks.growth_figure import draw
 from grpo_sweeps.benchmarks.setup import (
-    DTYPES,
-    FORMS,
-    MODELS,
-    check_choice,
+    ModelOptions,
     check_lengths,
     check_positive,
-    device_of,
     environment,
     free_memory,
     model_config,
@@ -36,7 +32,7 @@ from grpo_sweeps.types import ConfigError
 
 
 @dataclass(frozen=True)
-class Options:
+class Options(ModelOptions):
     """One group of R rows of T tokens at a time. figure: path without suffix; without it none is drawn."""
 
     model: str = "tiny"
@@ -69,9 +65,7 @@ def run(options: Options, command: str) -> None:
 
 
 def check(options: Options) -> None:
-    check_choice("model", options.model, MODELS)
-    check_choice("dtype", options.dtype, tuple(DTYPES))
-    check_choice("form", options.form, FORMS)
+    options.check_model()
     check_positive(repeats=options.repeats)
     for R in options.R:
         check_positive(R=R)
@@ -92,9 +86,7 @@ def read(path: str) -> dict[str, Any]:
 
 
 def measure(options: Options, command: str) -> dict[str, Any]:
-    if options.threads:
-        torch.set_num_threads(options.threads)
-    device = device_of(options.device)
+    device = options.prepare()
     model = random_model(model_config(options.model), options.dtype, device, options.checkpointing)
     result = environment("growth", command, options, device)
     result |= {"parameters": sum(p.numel() for p in model.parameters()), "points": []}

@@ -9,13 +9,13 @@ import statistics
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any, get_args, get_type_hints
+from typing import Any
 
 import torch
 import transformers
 from torch import Tensor, nn
 
-from grpo_sweeps.engine.gram import GradientGram
+from grpo_sweeps.engine.gram.forms import FORMS
 from grpo_sweeps.models import tiny_path
 from grpo_sweeps.models.shapes import SHAPES, shape_config, twin_config
 from grpo_sweeps.types import ConfigError
@@ -26,9 +26,35 @@ OWN_SHAPES: dict[str, dict[str, Any]] = {
     "llama_512": {"hidden_size": 512, "intermediate_size": 1408, "num_hidden_layers": 8, "vocab_size": 16_000},
 }
 MODELS = ("tiny", *OWN_SHAPES, *SHAPES)
-FORMS: tuple[str, ...] = get_args(
-    get_type_hints(GradientGram.__init__)["form"]
-)  # what the engine offers, no second list
+
+
+class ModelOptions:
+    """What the options of every benchmark of a whole model share; the fields stand in each, in the order of its words.
+
+    block_mb: 0 = the default of the device; threads: 0 = torch's own number.
+    """
+
+    model: str
+    device: str
+    dtype: str
+    form: str
+    block_mb: float
+    threads: int
+
+    @property
+    def block_bytes(self) -> int | None:
+        return int(self.block_mb * 2**20) or None
+
+    def check_model(self) -> None:
+        check_choice("model", self.model, MODELS)
+        check_choice("dtype", self.dtype, tuple(DTYPES))
+        check_choice("form", self.form, FORMS)
+
+    def prepare(self) -> torch.device:
+        """Set the threads; the device to work on."""
+        if self.threads:
+            torch.set_num_threads(self.threads)
+        return device_of(self.device)
 
 
 class NotInstalled(Exception):

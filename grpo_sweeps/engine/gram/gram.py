@@ -101,9 +101,7 @@ class GradientGram:
         """
         layout = RowLayout.build([size], weights, False, self.device)
         room = room_for(self.device) if device_bytes is None else device_bytes
-        group = LargeGroup(
-            self.claims, layout, widest_eps(place[1] for place in self.places), self.options, self._block, room
-        )
+        group = LargeGroup(self.claims, layout, self._dtype(), self.options, self._block, room)
         try:
             yield group
             group.close()
@@ -113,7 +111,7 @@ class GradientGram:
     @contextmanager
     def _block(self, layout: RowLayout, store: Store | None = None) -> Iterator[Measurement]:
         self._refuse_changes()
-        measurement = Measurement(self.claims, layout, widest_eps(place[1] for place in self.places))
+        measurement = Measurement(self.claims, layout, self._dtype())
         recorders = make_recorders(self.claims, layout, measurement.plan, self.options)
         for recorder in recorders.values():
             recorder.store = store
@@ -132,6 +130,9 @@ class GradientGram:
         measurement._finish(recorders)
         for recorder in recorders.values():  # a loss that is kept keeps them
             recorder.drop()
+
+    def _dtype(self) -> torch.dtype:
+        return widest_eps(parameter for _, parameter, _, _ in self.places)
 
     def _compilation(self) -> AbstractContextManager[Any]:
         """Keeps Dynamo out of a block, or under checkpointing at least: it traces a checkpoint whole or not at all,

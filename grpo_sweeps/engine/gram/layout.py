@@ -7,6 +7,7 @@ so that a block of unequal groups costs no more than it must.
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
@@ -91,8 +92,7 @@ class RowLayout:
     @property
     def units(self) -> list[slice]:
         """The rows of each unit."""
-        stops = torch.tensor(self.unit_sizes).cumsum(0).tolist()
-        return [slice(stop - size, stop) for stop, size in zip(stops, self.unit_sizes, strict=True)]
+        return back_to_back(self.unit_sizes)
 
     @property
     def flat_size(self) -> int:
@@ -121,6 +121,11 @@ class RowLayout:
     def weighted_sum(self, rows_BN: Tensor, out: Tensor | None = None) -> Tensor:
         """sum_i w_i rows_i, (N,), in the accumulation dtype (`out` only where that is the dtype of the rows)."""
         return weighted_sum(self.weights(accumulation_dtype(rows_BN.dtype)), rows_BN, out)
+
+
+def back_to_back(sizes: Sequence[int]) -> list[slice]:
+    """Where runs of these lengths lie when one follows the other."""
+    return [slice(stop - size, stop) for stop, size in zip(itertools.accumulate(sizes), sizes, strict=True)]
 
 
 def unit_inner(left_Rmn: Tensor, right_Rmn: Tensor) -> Tensor:

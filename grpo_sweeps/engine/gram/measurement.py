@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from grpo_sweeps.engine.gram.claims import Claim, layer_of
-from grpo_sweeps.engine.gram.layout import GramError, RowLayout, squared_norm
+from grpo_sweeps.engine.gram.layout import GramError, RowLayout, back_to_back, squared_norm
 from grpo_sweeps.engine.gram.partials import Partial, SlotPlan, reduce_partials
 from grpo_sweeps.engine.gram.precision import floor_of, tolerance_of, widest_eps
 from grpo_sweeps.engine.gram.recorder import Recorder, state_of
@@ -127,9 +127,7 @@ class Measurement:
         units = self.layout.unflat(flat)
         if not self.layout.cross_groups:
             return units
-        stops = torch.tensor(self.layout.group_sizes).cumsum(0).tolist()
-        spans = [slice(stop - size, stop) for stop, size in zip(stops, self.layout.group_sizes, strict=True)]
-        return [units[0][span, span].clone() for span in spans]
+        return [units[0][rows, rows].clone() for rows in back_to_back(self.layout.group_sizes)]
 
     def matrix(self) -> Tensor:
         """(rows, rows) float64 with the products between groups; needs one group or cross_groups=True."""

@@ -13,14 +13,13 @@ programs, and the Grams of all small parameters, are formed once a block, togeth
 from __future__ import annotations
 
 import functools
-import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor
 
-from grpo_sweeps.engine.gram.layout import RowLayout
+from grpo_sweeps.engine.gram.layout import RowLayout, back_to_back
 
 # Rows of one kernel launch: their 136 products and the rows themselves just fit a thread's registers.
 MAX_ROWS = 16
@@ -102,8 +101,7 @@ class SlotPlan:
 @functools.lru_cache(maxsize=64)
 def plan_for(unit_sizes: tuple[int, ...]) -> SlotPlan:
     """Training meets the same few layouts again and again."""
-    stops = itertools.accumulate(unit_sizes)
-    return SlotPlan.build([slice(stop - size, stop) for stop, size in zip(stops, unit_sizes, strict=True)])
+    return SlotPlan.build(back_to_back(unit_sizes))
 
 
 def row_tiles(unit: slice) -> list[slice]:

@@ -37,7 +37,6 @@ class PatchedForward:
         self.module_name = module_name
         self.recorders = recorders
         self.uses = Uses(list(recorders.values()))
-        self.parameters = [recorder.parameter for recorder in recorders.values()]
         self.is_linear = type(module).forward is nn.Linear.forward
         self.ends = ends
         self.frame = frame
@@ -81,7 +80,7 @@ class PatchedForward:
         """
         weight, bias = self.module._parameters["weight"], self.module._parameters["bias"]
         try:
-            return direct(LinearProduct, x, weight, bias, self.uses, made, *self.parameters)
+            return direct(LinearProduct, x, weight, bias, self.uses, made, *self.uses.parameters)
         except _StopRecomputationError:
             self.ends.add(self.module_name)
             raise
@@ -113,17 +112,22 @@ def make_recorders(claims: list[Claim], layout: RowLayout, plan: SlotPlan, optio
     recorders: dict[Claim, Recorder] = {}
     norms: dict[nn.Module, NormScaleRecorder] = {}
     for claim in claims:
-        if claim.kind == "bias" and claim.module in norms:
-            common = (claim.name, claim.module_name, claim.parameter, layout)
-            recorders[claim] = NormBiasRecorder(*common, weight=norms[claim.module])
-            continue
-        recorder = recorders[claim] = _make(claim, layout, plan, options, links.get(claim.name))
+        norm = norms.get(claim.module)
+        recorder = recorders[claim] = _make(claim, layout, plan, options, links.get(claim.name), norm)
         if isinstance(recorder, NormScaleRecorder):
             norms[claim.module] = recorder
     return recorders
 
 
-def _make(claim: Claim, layout: RowLayout, plan: SlotPlan, options: Options, link: TiedLink | None) -> Recorder:
+def _make(
+    claim: Claim,
+    layout: RowLayout,
+    plan: SlotPlan,
+    options: Options,
+    link: TiedLink | None,
+    norm: NormScaleRecorder | None,
+) -> Recorder:
+    """norm: the recorder of the same module's weight, where that is a norm's."""
     common = (claim.name, claim.module_name, claim.parameter, layout)
     module: Any = claim.module
     if claim.kind in ("linear", "conv1d"):
@@ -134,7 +138,7 @@ def _make(claim: Claim, layout: RowLayout, plan: SlotPlan, options: Options, lin
         return NormScaleRecorder(*common, centred=claim.kind == "layer_norm", eps=module.eps)
     if claim.kind == "row_norm":
         return RowWeightRecorder(*common)
-    return BiasRecorder(*common)
+    return BiasRecorder(*common) if norm is None else NormBiasRecorder(*common, weight=norm)
 
 
 def patch(recorders: dict[Claim, Recorder], ends: set[str], frame: Frame) -> list[nn.Module]:

@@ -134,11 +134,12 @@ class Uses:
 
     def __init__(self, recorders: Sequence[Recorder]) -> None:
         self.recorders = recorders
+        self.parameters = [recorder.parameter for recorder in recorders]
         self.gradients: list[Tensor] = []
 
     def carry(self, x: Tensor) -> Tensor:
         """x, for the module to work on."""
-        return direct(Carry, x, self, *[recorder.parameter for recorder in self.recorders])
+        return direct(Carry, x, self, *self.parameters)
 
     def watch(self, y: Tensor, carried: Tensor) -> None:
         """Form the parameters' gradients as soon as that of the module's output y is there."""
