@@ -28,7 +28,7 @@ from grpo_sweeps.engine.gram.large_group import LargeGroup, Store, room_for
 from grpo_sweeps.engine.gram.layout import GramError, RowLayout, reduced_float32
 from grpo_sweeps.engine.gram.linear import Options
 from grpo_sweeps.engine.gram.measurement import Measurement
-from grpo_sweeps.engine.gram.patch import make_recorders, patch, unpatch
+from grpo_sweeps.engine.gram.patch import Recorders, patch, unpatch
 from grpo_sweeps.engine.gram.precision import widest_eps
 from grpo_sweeps.engine.gram.recompute import Frame, Recompute, exchanged
 from grpo_sweeps.engine.gram.recorder import Workspace
@@ -112,9 +112,7 @@ class GradientGram:
     def _block(self, layout: RowLayout, store: Store | None = None) -> Iterator[Measurement]:
         self._refuse_changes()
         measurement = Measurement(self.claims, layout, self._dtype())
-        recorders = make_recorders(self.claims, layout, measurement.plan, self.options)
-        for recorder in recorders.values():
-            recorder.store = store
+        recorders = Recorders(self.claims, layout, measurement.plan, self.options, store)
         # The first block of a checkpointed model shows the ends.
         exchange = self.recompute.exchangeable() if self.ends else []
         frame = Frame()
@@ -125,10 +123,11 @@ class GradientGram:
                 yield measurement
         finally:
             unpatch(modules)
-            for recorder in recorders.values():
+            made = recorders.made()
+            for recorder in made:
                 recorder.closed = True
-        measurement._finish(recorders)
-        for recorder in recorders.values():  # a loss that is kept keeps them
+        measurement._finish(made)
+        for recorder in made:  # a loss that is kept keeps them
             recorder.drop()
 
     def _dtype(self) -> torch.dtype:

@@ -31,7 +31,7 @@ from grpo_sweeps.engine.gram.layout import GramError, RowLayout
 from grpo_sweeps.engine.gram.linear import Options
 from grpo_sweeps.engine.gram.measurement import GramCheckError, Measurement
 from grpo_sweeps.engine.gram.partials import Partial, Rows
-from grpo_sweeps.engine.gram.patch import make_recorders
+from grpo_sweeps.engine.gram.patch import Recorders
 from grpo_sweeps.engine.gram.precision import tolerance_of, widest_eps
 from grpo_sweeps.engine.gram.recorder import Recorder
 
@@ -139,7 +139,7 @@ class LargeGroup(Measurement):
     ) -> None:
         super().__init__(claims, layout, model_dtype)
         self.parts: list[tuple[slice, Measurement]] = []
-        self._claims, self._options, self._open_block = claims, options, open_block
+        self._options, self._open_block = options, open_block
         self._store = Store(room)
         self._versions = self._parameter_versions()
         self._device = layout.weights_B.device
@@ -173,9 +173,9 @@ class LargeGroup(Measurement):
             raise GramError(f"the parts hold {seen} rows, but the group was opened with {self.layout.rows}")
         if self._parameter_versions() != self._versions:
             raise GramError("a parameter changed while the group was open: its parts are of different models")
-        recorders = make_recorders(self._claims, self.layout, self.plan, self._options)
+        recorders = Recorders(self._claims, self.layout, self.plan, self._options).every()
         with torch.no_grad():
-            self._measure(list(recorders.values()))
+            self._measure(recorders)
         self._finish(recorders)
 
     def _measure(self, recorders: list[Recorder]) -> None:

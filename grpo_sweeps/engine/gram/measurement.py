@@ -28,20 +28,21 @@ class Measurement:
     def __init__(self, claims: list[Claim], layout: RowLayout, model_dtype: torch.dtype) -> None:
         self.layout = layout
         self._model_dtype = model_dtype
+        self._claims = claims
         self._parameters = {claim.name: claim.parameter for claim in claims}
         self.plan = SlotPlan.of(layout)
         self._grads_before = {name: _grad_state(parameter) for name, parameter in self._parameters.items()}
         self._records: Tensor | None = None  # (parameters, flat_size + 1) on the host
 
-    def _finish(self, recorders: dict[Claim, Recorder]) -> None:
+    def _finish(self, recorders: list[Recorder]) -> None:
         """Reduce what the recorders kept, after making sure that no gradient came around a claimed module."""
         partials: dict[str, list[Partial]] = {name: [] for name in self._parameters}
-        for recorder in recorders.values():
+        for recorder in recorders:
             if recorder.partial is not None:
                 partials[recorder.name].append(recorder.partial)
         for name, parameter in self._parameters.items():
             if not partials[name] and _grad_state(parameter) != self._grads_before[name]:
-                uses = [claim.module_name for claim in recorders if claim.name == name]
+                uses = [claim.module_name for claim in self._claims if claim.name == name]
                 raise GramError(
                     f"parameter {name} gained a gradient that did not pass through module {' or '.join(uses)}: "
                     "something reads the weight directly (a fused loss?), so its rows were not measured"
@@ -52,7 +53,7 @@ class Measurement:
         owners = [index for index, kept in enumerate(partials.values()) for _ in kept]
         records = torch.zeros(len(partials), self.layout.flat_size + 1, dtype=torch.float64)
         self._records = records.index_add_(0, torch.tensor(owners), reduce_partials(flat, self.layout, self.plan))
-        self._refuse_bypasses({recorder.name: recorder.handed for recorder in recorders.values()})
+        self._refuse_bypasses({recorder.name: recorder.handed for recorder in recorders})
 
     def _refuse_bypasses(self, handed: dict[str, tuple[int, int] | None]) -> None:
         """What `.grad` gained must be what the claimed modules gave it, where it was empty before.

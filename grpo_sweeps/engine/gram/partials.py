@@ -51,6 +51,7 @@ class SlotPlan:
     width: int = 0
     columns: list[int] = field(default_factory=list)  # (flat_size + 1,) column of each entry, the norm's last
     _free: dict[tuple[int, torch.device], list[Tensor]] = field(default_factory=dict, repr=False)
+    _columns_on: dict[torch.device, Tensor] = field(default_factory=dict, repr=False)
 
     @staticmethod
     def of(layout: RowLayout) -> SlotPlan:
@@ -92,6 +93,12 @@ class SlotPlan:
             free.extend(torch.empty(count, programs, self.width, dtype=torch.float64, device=device).unbind())
         return free.pop()
 
+    def columns_on(self, device: torch.device) -> Tensor:
+        """`columns` as a tensor, copied there once: a copy waits for all that the device has to do."""
+        if device not in self._columns_on:
+            self._columns_on[device] = torch.tensor(self.columns, device=device)
+        return self._columns_on[device]
+
     @property
     def diagonal(self) -> list[Launch]:
         """The launches that also add to the weighted sum; every row is in one of them."""
@@ -131,22 +138,22 @@ Partial = Record | Slots | Rows
 
 
 def reduce_partials(partials: Sequence[Partial], layout: RowLayout, plan: SlotPlan) -> Tensor:
-    """(len(partials), flat_size + 1) float64 on the host, with one transfer."""
-    device = layout.weights_B.device
-    out = torch.zeros(len(partials), layout.flat_size + 1, dtype=torch.float64, device=device)
+    """(len(partials), flat_size + 1) float64 on the host, with one transfer, the last thing the block waits for."""
     groups: dict[tuple[type, torch.Size, torch.dtype], list[int]] = {}
     for index, partial in enumerate(partials):
         groups.setdefault((type(partial), partial.values.shape, partial.values.dtype), []).append(index)
+    records: list[Tensor] = []
     for (kind, _, _), members in groups.items():
         stacked = torch.stack([partials[index].values for index in members])
         if kind is Slots:
-            columns = torch.tensor(plan.columns, device=device)
-            stacked = stacked.sum(1).index_select(1, columns)
+            stacked = stacked.sum(1).index_select(1, plan.columns_on(stacked.device))
         elif kind is Rows:
             totals = torch.stack([partials[index].total for index in members])  # type: ignore[union-attr]
             stacked = records_of_rows(stacked, totals, layout)
-        out[torch.tensor(members, device=device)] = stacked
-    return out.cpu()
+        records.append(stacked)
+    order = torch.tensor([index for members in groups.values() for index in members])
+    found = torch.cat(records).cpu()
+    return torch.empty_like(found).index_copy_(0, order, found)
 
 
 def records_of_rows(rows_PBN: Tensor, totals_PN: Tensor, layout: RowLayout) -> Tensor:

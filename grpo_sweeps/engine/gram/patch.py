@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
@@ -15,35 +16,84 @@ from grpo_sweeps.engine.gram.linear import LinearRecorder, Options
 from grpo_sweeps.engine.gram.norm import NormBiasRecorder, NormScaleRecorder, RowWeightRecorder, run_with
 from grpo_sweeps.engine.gram.partials import SlotPlan
 from grpo_sweeps.engine.gram.product import LinearProduct
-from grpo_sweeps.engine.gram.recompute import Frame
+from grpo_sweeps.engine.gram.recompute import Frame, StandInForward
 from grpo_sweeps.engine.gram.recorder import BiasRecorder, Recorder, Tap, Uses, direct
 
+if TYPE_CHECKING:
+    from grpo_sweeps.engine.gram.large_group import Store
 
-class PatchedForward:
+
+class Recorders:
+    """The recorders of one block, each made when its module is first called: made all at once, they would keep the
+    card waiting before the block's first product."""
+
+    def __init__(
+        self,
+        claims: Sequence[Claim],
+        layout: RowLayout,
+        plan: SlotPlan,
+        options: Options,
+        store: Store | None = None,
+    ) -> None:
+        self._common = (layout, plan, options)
+        self._store = store
+        self._claims: dict[nn.Module, list[Claim]] = {}
+        for claim in claims:
+            self._claims.setdefault(claim.module, []).append(claim)
+        # The two uses of a tied weight share one link.
+        tied = {c.name for c in claims if c.kind == "embedding"} & {c.name for c in claims if c.kind == "linear"}
+        self._links = {name: TiedLink(layout) for name in tied}
+        self._of: dict[nn.Module, dict[str, Recorder]] = {}
+
+    def modules(self) -> list[tuple[nn.Module, str]]:
+        """Every claimed module with its name."""
+        return [(module, claims[0].module_name) for module, claims in self._claims.items()]
+
+    def of(self, module: nn.Module) -> dict[str, Recorder]:
+        """{attribute: its recorder} of one module."""
+        found = self._of.get(module)
+        if found is None:
+            found = self._of[module] = {}
+            norm: NormScaleRecorder | None = None
+            for claim in self._claims[module]:
+                recorder = _make(claim, *self._common, self._links.get(claim.name), norm)
+                recorder.store = self._store
+                norm = recorder if isinstance(recorder, NormScaleRecorder) else norm
+                found[claim.attribute] = recorder
+        return found
+
+    def made(self) -> list[Recorder]:
+        return [recorder for recorders in self._of.values() for recorder in recorders.values()]
+
+    def every(self) -> list[Recorder]:
+        """Made now where they were not yet, in the order of the model."""
+        return [recorder for module in self._claims for recorder in self.of(module).values()]
+
+
+class PatchedForward(StandInForward):
     """Callable that replaces `module.forward`: the module's own forward on detached parameters, with recorders fed.
 
     Without gradients (evaluation inside a block, the first pass of reentrant checkpointing) the plain forward runs.
     """
 
     def __init__(
-        self,
-        module: nn.Module,
-        module_name: str,
-        recorders: dict[str, Recorder],
-        ends: set[str],
-        frame: Frame,
+        self, module: nn.Module, module_name: str, block: Recorders, ends: set[str], frame: Frame
     ) -> None:
         self.module = module
         self.module_name = module_name
-        self.recorders = recorders
-        self.uses = Uses(list(recorders.values()))
+        self.block = block
+        self.uses: Uses | None = None
         self.is_linear = type(module).forward is nn.Linear.forward
         self.ends = ends
         self.frame = frame
 
+    @property
+    def recorders(self) -> dict[str, Recorder]:
+        return self.block.of(self.module)
+
     @torch.compiler.disable  # compiled code around it breaks here: recorders are fed by Python, once a block
     def __call__(self, *args: Any, **kwargs: Any) -> Tensor:
-        module, recorders = self.module, self.recorders
+        module = self.module
         if not torch.is_grad_enabled():
             return type(module).forward(module, *args, **kwargs)
         if len(args) + len(kwargs) != 1:
@@ -54,6 +104,9 @@ class PatchedForward:
         x: Tensor = args[0] if args else next(iter(kwargs.values()))
         self.check(x)
         rows = x.shape[0]
+        recorders = self.recorders
+        if self.uses is None:
+            self.uses = Uses(list(recorders.values()))
         for recorder in recorders.values():
             recorder.begin(rows)
         weight = recorders.get("weight")
@@ -65,7 +118,7 @@ class PatchedForward:
         if self.is_linear:
             ends = self.module_name in self.ends
             if not ends or self.frame.inside:
-                return self.product(x, made=not ends)
+                return self.product(x, self.uses, made=not ends)
         carried = self.uses.carry(x)
         y = run_with(module, self.detached(), carried)
         if y._is_view():  # changed in place, a view would leave the node that is watched
@@ -73,14 +126,14 @@ class PatchedForward:
         self.uses.watch(y, carried)
         return y
 
-    def product(self, x: Tensor, made: bool = True) -> Tensor:
+    def product(self, x: Tensor, uses: Uses, made: bool) -> Tensor:
         """A linear layer in one node. Its input is kept only after the product is made, so a recomputation that ends
         here, at the last tensor it needs, makes a product that nobody needs: noted, and done otherwise from then on
         (`recompute` leaves it out, made=False; else `Carry` keeps the input first).
         """
         weight, bias = self.module._parameters["weight"], self.module._parameters["bias"]
         try:
-            return direct(LinearProduct, x, weight, bias, self.uses, made, *self.uses.parameters)
+            return direct(LinearProduct, x, weight, bias, uses, made, *uses.parameters)
         except _StopRecomputationError:
             self.ends.add(self.module_name)
             raise
@@ -101,22 +154,6 @@ class PatchedForward:
                 "separate dimensions "
                 "(rows, T, ...), flattened tokens are refused"
             )
-
-
-def make_recorders(claims: list[Claim], layout: RowLayout, plan: SlotPlan, options: Options) -> dict[Claim, Recorder]:
-    """One recorder a claim; the two claims of a tied weight get one link."""
-    tied = {claim.name for claim in claims if claim.kind == "embedding"} & {
-        c.name for c in claims if c.kind == "linear"
-    }
-    links = {name: TiedLink(layout) for name in tied}
-    recorders: dict[Claim, Recorder] = {}
-    norms: dict[nn.Module, NormScaleRecorder] = {}
-    for claim in claims:
-        norm = norms.get(claim.module)
-        recorder = recorders[claim] = _make(claim, layout, plan, options, links.get(claim.name), norm)
-        if isinstance(recorder, NormScaleRecorder):
-            norms[claim.module] = recorder
-    return recorders
 
 
 def _make(
@@ -141,22 +178,18 @@ def _make(
     return BiasRecorder(*common) if norm is None else NormBiasRecorder(*common, weight=norm)
 
 
-def patch(recorders: dict[Claim, Recorder], ends: set[str], frame: Frame) -> list[nn.Module]:
+def patch(recorders: Recorders, ends: set[str], frame: Frame) -> list[nn.Module]:
     """Put a PatchedForward on every claimed module; returns the modules for `unpatch`. ends: see `product`."""
-    by_module: dict[nn.Module, dict[str, Recorder]] = {}
-    names: dict[nn.Module, str] = {}
-    for claim, recorder in recorders.items():
-        by_module.setdefault(claim.module, {})[claim.attribute] = recorder
-        names[claim.module] = claim.module_name
-    for module, name in names.items():
+    modules = recorders.modules()
+    for module, name in modules:
         if "forward" in module.__dict__:
             raise GramError(
                 f"module {name}: its forward was replaced since it was claimed, or another measure() block is open"
             )
-    for module, attributes in by_module.items():
+    for module, name in modules:
         # not by setattr: nn.Module's looks for parameters first
-        module.__dict__["forward"] = PatchedForward(module, names[module], attributes, ends, frame)
-    return list(by_module)
+        module.__dict__["forward"] = PatchedForward(module, name, recorders, ends, frame)
+    return [module for module, _ in modules]
 
 
 def unpatch(modules: list[nn.Module]) -> None:

@@ -43,6 +43,11 @@ class Frame:
         self.inside = False
 
 
+class StandInForward:
+    """Base of what stands in for a claimed module's forward during a block; any other forward of a module's own makes
+    a layer unknown."""
+
+
 class Recompute:
     """The layers of one model that recompute themselves; found once, looked at before every block."""
 
@@ -50,7 +55,8 @@ class Recompute:
         self.layers = [m for m in model.modules() if KNOWN_LAYERS.get(type(m).__module__) == type(m).__name__]
 
     def exchangeable(self) -> list[nn.Module]:
-        return [layer for layer in self.layers if _checkpoints_plainly(layer) and _is_plain(layer)]
+        """Layers that recompute as torch does it; whether they are plain is looked at when they run."""
+        return [layer for layer in self.layers if _checkpoints_plainly(layer)]
 
 
 def _checkpoints_plainly(layer: nn.Module) -> bool:
@@ -68,12 +74,13 @@ def _checkpoints_plainly(layer: nn.Module) -> bool:
     )
 
 
-def _is_plain(layer: nn.Module) -> bool:
+def is_plain(layer: nn.Module) -> bool:
     """Made of known parts, none of which draws random numbers, has a hook or a forward of its own."""
     for module in layer.modules():
         own = module.__dict__
         known = type(module) is nn.Linear or type(module).__module__ in KNOWN_PARTS
-        if not known or "forward" in own or any(own.get(hooks) for hooks in HOOKS) or own.get("attention_dropout"):
+        replaced = "forward" in own and not isinstance(own["forward"], StandInForward)
+        if not known or replaced or any(own.get(hooks) for hooks in HOOKS) or own.get("attention_dropout"):
             return False
     return True
 
@@ -84,7 +91,7 @@ def exchanged(layers: list[nn.Module], frame: Frame) -> Iterator[None]:
     kept = [layer.__dict__["_gradient_checkpointing_func"] for layer in layers]
     try:
         for layer, function in zip(layers, kept, strict=True):
-            layer.__dict__["_gradient_checkpointing_func"] = functools.partial(_reentrant, function, frame)
+            layer.__dict__["_gradient_checkpointing_func"] = functools.partial(_recompute, layer, function, frame)
         yield
     finally:
         frame.open = False
@@ -92,10 +99,19 @@ def exchanged(layers: list[nn.Module], frame: Frame) -> Iterator[None]:
             layer.__dict__["_gradient_checkpointing_func"] = function
 
 
-def _reentrant(function: Any, frame: Frame, run: Any, hidden: Any, *rest: Any) -> Any:
-    if not (isinstance(hidden, Tensor) and hidden.requires_grad) or _has_graph((rest, getattr(run, "keywords", {}))):
+def _recompute(layer: nn.Module, function: Any, frame: Frame, run: Any, hidden: Any, *rest: Any) -> Any:
+    """Stands in for `function`, the layer's own, and leaves it the call where the layer or its arguments are not what
+    is known here."""
+    if (
+        not (isinstance(hidden, Tensor) and hidden.requires_grad)
+        or not is_plain(layer)
+        or _has_graph((rest, getattr(run, "keywords", {})))
+    ):
         return function(run, hidden, *rest)
+    return _reentrant(frame, run, hidden, *rest)
 
+
+def _reentrant(frame: Frame, run: Any, hidden: Tensor, *rest: Any) -> Any:
     def inside(x: Tensor) -> Any:
         if not torch.is_grad_enabled():
             return run(x, *rest)

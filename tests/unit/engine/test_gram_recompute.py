@@ -22,6 +22,14 @@ def functions(model):
     return [m.__dict__["_gradient_checkpointing_func"] for m in model.modules() if hasattr(m, "gradient_checkpointing")]
 
 
+def count_exchanges(monkeypatch):
+    """A list that grows by one with each layer that recomputes reentrantly."""
+    found = []
+    inner = recompute_module._reentrant
+    monkeypatch.setattr(recompute_module, "_reentrant", lambda *args: found.append(1) or inner(*args))
+    return found
+
+
 @pytest.mark.parametrize("path", list(SUMS))
 @pytest.mark.parametrize("tied", [True, False], ids=["tied", "untied"])
 @pytest.mark.parametrize("name", ["llama", "qwen2", "nemotron"])
@@ -37,9 +45,7 @@ def test_later_blocks_equal_separate_backward_passes(name, tied, path, monkeypat
         return torch.full((*x.shape[:-1], o), torch.nan, dtype=x.dtype)
 
     monkeypatch.setattr(product_module, "unmade", nonsense)
-    reentrant = []
-    inner = recompute_module._reentrant
-    monkeypatch.setattr(recompute_module, "_reentrant", lambda *args: reentrant.append(1) or inner(*args))
+    reentrant = count_exchanges(monkeypatch)
     before = functions(model)
     for block in range(3):
         model.zero_grad()
@@ -73,25 +79,29 @@ def test_everything_comes_back_after_an_exception():
     assert functions(model) == before
 
 
-@pytest.mark.parametrize("change", ["dropout", "hook", "part", "eval", "one layer off"])
-def test_layers_that_are_not_plain_recompute_as_they_were_set(change):
+@pytest.mark.parametrize("change", ["dropout", "hook", "part", "forward", "eval", "one layer off"])
+def test_layers_that_are_not_plain_recompute_as_they_were_set(change, monkeypatch):
     """After the ends are known: each would be wrong if the exchange, or the products left out, went too far."""
     model, b = checkpointed("llama"), batch(5)
     gram, layer = GradientGram(model), model.model.layers[1]
-    with gram.measure([5]):
-        SUMS["head"](model, b).sum().backward()
-    assert gram.ends and len(gram.recompute.exchangeable()) == 2
+    exchanges = count_exchanges(monkeypatch)
+    for block in range(2):
+        with gram.measure([5]):
+            SUMS["head"](model, b).sum().backward()
+        assert gram.ends and len(exchanges) == 2 * block
+    exchanges.clear()
     if change == "dropout":
         layer.self_attn.attention_dropout = 0.5
     elif change == "hook":
         layer.mlp.down_proj.register_forward_hook(lambda module, args, y: y.tanh())
     elif change == "part":
         layer.mlp.act_fn = nn.Sequential(nn.SiLU(), nn.Dropout(0.3))
+    elif change == "forward":
+        layer.mlp.act_fn.forward = lambda x: nn.functional.dropout(x.tanh(), 0.3)
     elif change == "eval":
         layer.eval()
     else:
         layer.gradient_checkpointing = False
-    assert gram.recompute.exchangeable() == [model.model.layers[0]]
     found = []
     for measured in (False, True):
         model.zero_grad()
@@ -104,6 +114,7 @@ def test_layers_that_are_not_plain_recompute_as_they_were_set(change):
             (SUMS["head"](model, b) * WEIGHTS).sum().backward()
         found.append(torch.cat([p.grad.flatten() for p in trainable(model).values()]))
     assert relative(found[1], found[0]) < 1e-12
+    assert len(exchanges) == 1, "the other layer alone"
 
 
 def test_a_frozen_embedding_and_a_backward_after_the_block():

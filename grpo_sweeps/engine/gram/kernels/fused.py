@@ -337,6 +337,13 @@ def described(rows_RTw: Tensor, R: int, T: int, width: int) -> TensorDescriptor:
     return descriptor
 
 
+def in_order(rows_BTw: Tensor) -> Tensor:
+    """Contiguous and on 16 bytes, as bulk copies want it."""
+    if rows_BTw.is_contiguous() and rows_BTw.data_ptr() % 16 == 0:
+        return rows_BTw
+    return rows_BTw.clone(memory_format=torch.contiguous_format)  # a plain clone keeps the order of a transposed view
+
+
 launch = Launcher(_weight_gram)
 BLOCK = [1, DEPTH, SIDE]
 LAYOUT = NVMMASharedLayout(swizzle_byte_width=128, element_bitwidth=16, rank=3)
@@ -350,7 +357,7 @@ def add_product(
 
     grad_oi: contiguous; total: (o i,) float32, needed for several units.
     """
-    y_BTo, x_BTi = (t if t.is_contiguous() and t.data_ptr() % 16 == 0 else t.clone() for t in (y_BTo, x_BTi))
+    y_BTo, x_BTi = in_order(y_BTo), in_order(x_BTi)
     B, T, o = y_BTo.shape
     i = x_BTi.shape[2]
     pairs = grad_oi.view(torch.int32)

@@ -25,13 +25,21 @@ class Launcher:
         self, grid: tuple[int, int, int], arguments: Sequence[Any], constants: dict[str, Any], warps: int,
         device: torch.device, dtype: torch.dtype,
     ) -> None:  # fmt: skip
-        """dtype: of the tensors that vary in it; everything else that selects a variant is in `constants`."""
+        """dtype: of the tensors that vary in it; everything else that selects a variant is in `constants`, or all
+        arguments on which the kernel may be specialised are `aligned`."""
         key = (device, dtype, warps, *constants.values())
         compiled = self.compiled.get(key)
         if compiled is None:
             self.compiled[key] = self.kernel[grid](*arguments, **constants, num_warps=warps)
         else:
             compiled[grid](*arguments, *constants.values())
+
+
+def aligned(arguments: Sequence[Any]) -> bool:
+    """Tensors on 16 bytes, whole numbers multiples of 16: one variant serves all such arguments."""
+    return all(
+        (a.data_ptr() if isinstance(a, Tensor) else a) % 16 == 0 for a in arguments if isinstance(a, Tensor | int)
+    )
 
 
 @functools.cache

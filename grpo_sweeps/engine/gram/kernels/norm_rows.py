@@ -8,7 +8,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from grpo_sweeps.engine.gram.kernels.launch import Launcher, multiprocessors
+from grpo_sweeps.engine.gram.kernels.launch import Launcher, aligned, multiprocessors
 
 PROGRAMS_PER_SM = 4
 MAX_WIDTH = 16_384  # a token's values live in one program's registers
@@ -63,7 +63,7 @@ def add_rows(x_BTH: Tensor, gy_BTH: Tensor, eps: float, centred: bool, bias: boo
     strides = (x.stride(0), x.stride(1), gy.stride(0), gy.stride(1))
     arguments = (x, gy, out, T, H, chunk, *strides, eps)
     constants = dict(CENTRED=centred, BIAS=bias, BLOCK=block)
-    if all(number % 16 == 0 for number in (*strides, H, x.data_ptr(), gy.data_ptr())):
+    if aligned((*strides, H, x, gy)):
         launch((B, chunks, 1), arguments, constants, warps(block), x.device, x.dtype)
     else:  # a variant of its own for each alignment, found by Triton
         norm_rows[(B, chunks)](*arguments, **constants, num_warps=warps(block))

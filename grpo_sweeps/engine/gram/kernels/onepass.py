@@ -7,12 +7,15 @@ float64 (`partials.Slots`), each program in its own slot, so that results do not
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from typing import Any
+
 import torch
 import triton
 import triton.language as tl
 from torch import Tensor
 
-from grpo_sweeps.engine.gram.kernels.launch import check_trial, multiprocessors
+from grpo_sweeps.engine.gram.kernels.launch import Launcher, aligned, check_trial, multiprocessors
 from grpo_sweeps.engine.gram.partials import TILE_ROWS, Launch, SlotPlan
 
 WARPS = 4
@@ -123,6 +126,18 @@ def cross_pass(
     _put(sums, slots, slot_stride, WIDTH, RA * RB, THREADS, FIRST)
 
 
+launch_gram, launch_cross = Launcher(gram_pass), Launcher(cross_pass)
+
+
+def _start(launcher: Launcher, arguments: Sequence[Any], constants: dict[str, Any], slots: Tensor) -> None:
+    """One program a row of `slots`."""
+    rows: Tensor = arguments[0]
+    if aligned(arguments):
+        launcher((slots.shape[0], 1, 1), arguments, constants, WARPS, rows.device, rows.dtype)
+    else:  # a variant of its own for each alignment, found by Triton
+        launcher.kernel[(slots.shape[0],)](*arguments, **constants, num_warps=WARPS)
+
+
 def programs(device: torch.device) -> int:
     """Rows of a `Slots` tensor that these kernels fill."""
     return PROGRAMS_PER_SM * multiprocessors(device)
@@ -149,29 +164,30 @@ def add_block(
     """
     _, n, m = rows_Bnm.shape
     size, stride = n * m, rows_Bnm.stride(0)
-    grid = (slots.shape[0],)
     diagonal = plan.diagonal
     for launch in plan.launches:
         part = slots[:, launch.column :]
         a = rows_Bnm[launch.a]
         if launch.b is None:
             position = diagonal.index(launch)
-            gram_pass[grid](
+            arguments = (
                 a, weights_B[launch.a], grad_nm, grad_nm if total is None else total, part, m, size, stride,
-                grad_nm.stride(0), slots.stride(0), R=len(a), E=elements(len(a), rows_Bnm.dtype), THREADS=THREADS,
-                WIDTH=launch.width, FIRST=first, READ_TOTAL=position > 0,
-                WRITE_TOTAL=position < len(diagonal) - 1, num_warps=WARPS,
+                grad_nm.stride(0), slots.stride(0),
             )  # fmt: skip
+            # A float32 total, and not grad in its place, is there just where one of the last two is True.
+            constants = dict(
+                R=len(a), E=elements(len(a), rows_Bnm.dtype), THREADS=THREADS, WIDTH=launch.width, FIRST=first,
+                READ_TOTAL=position > 0, WRITE_TOTAL=position < len(diagonal) - 1,
+            )  # fmt: skip
+            _start(launch_gram, arguments, constants, part)
         else:
             _cross(rows_Bnm, launch, part, slots.stride(0), size, first)
 
 
 def _cross(rows_Bnm: Tensor, launch: Launch, part: Tensor, slot_stride: int, size: int, first: bool) -> None:
     a, b = rows_Bnm[launch.a], rows_Bnm[launch.b]
-    cross_pass[(part.shape[0],)](
-        a, b, part, size, rows_Bnm.stride(0), slot_stride, RA=len(a), RB=len(b), E=4, THREADS=THREADS,
-        WIDTH=launch.width, FIRST=first, num_warps=WARPS,
-    )  # fmt: skip
+    constants = dict(RA=len(a), RB=len(b), E=4, THREADS=THREADS, WIDTH=launch.width, FIRST=first)
+    _start(launch_cross, (a, b, part, size, rows_Bnm.stride(0), slot_stride), constants, part)
 
 
 def trial() -> None:
