@@ -1,6 +1,6 @@
 """How the cost of the Gram grows with R and T: time of a measured step over a plain one at every pair of the two
-lists, on one model. The JSON file is written after every point, so that a sweep that is cut short loses nothing; the
-figure (see `growth_figure`) can be drawn again from it with from=path.
+lists, or along two lines of them, on one model. The JSON file is written after every point, so that a sweep that is
+cut short loses nothing; the figure (see `growth_figure`) can be drawn again from it with from=path.
 """
 
 from __future__ import annotations
@@ -33,11 +33,13 @@ from grpo_sweeps.types import ConfigError
 
 @dataclass(frozen=True)
 class Options(ModelOptions):
-    """One group of R rows of T tokens at a time. figure: path without suffix; without it none is drawn."""
+    """One group of R rows of T tokens at a time. through=R,T: only pairs with this R or this T, 0,0 for all pairs.
+    figure: path without suffix; without it none is drawn."""
 
     model: str = "tiny"
     R: tuple[int, ...] = (2, 4, 8, 16, 32)
     T: tuple[int, ...] = (256, 512, 1024)
+    through: tuple[int, ...] = (0, 0)
     prompt: int = 1
     device: str = "auto"
     dtype: str = "float32"
@@ -70,6 +72,9 @@ def check(options: Options) -> None:
     for R in options.R:
         check_positive(R=R)
     check_lengths(options.prompt, options.T)
+    if options.through != (0, 0) and not pairs_of(options):
+        words = ",".join(map(str, options.through))
+        raise ConfigError(f"bench: through={words}: two numbers are needed, one of R= and one of T=, or 0,0")
     if options.from_ and options.json:
         raise ConfigError(f"bench: json={options.json}: with from={options.from_} nothing is measured, leave it out")
 
@@ -90,13 +95,23 @@ def measure(options: Options, command: str) -> dict[str, Any]:
     model = random_model(model_config(options.model), options.dtype, device, options.checkpointing)
     result = environment("growth", command, options, device)
     result |= {"parameters": sum(p.numel() for p in model.parameters()), "points": []}
-    pairs = list(itertools.product(sorted(set(options.R)), sorted(set(options.T))))
-    for R, T in pairs:
+    for R, T in pairs_of(options):
         result["points"].append(measured_point(options, model, device, R, T))
         print_point(result["points"][-1])
         write_json(options.json, result)
         free_memory()
     return result
+
+
+def pairs_of(options: Options) -> list[tuple[int, int]]:
+    """The pairs (R, T) to measure, in order; none where `through` goes through no pair."""
+    pairs = list(itertools.product(sorted(set(options.R)), sorted(set(options.T))))
+    if options.through == (0, 0):
+        return pairs
+    if options.through not in pairs:
+        return []
+    R0, T0 = options.through
+    return [(R, T) for R, T in pairs if R0 == R or T0 == T]
 
 
 def measured_point(options: Options, model: nn.Module, device: torch.device, R: int, T: int) -> dict[str, Any]:

@@ -34,9 +34,12 @@ Label = tuple[float, str, Any]  # height, text, colour
 
 
 def draw(result: dict[str, Any], path: str) -> list[Path]:
-    """Write path.png and path.pdf from what `growth` measured; one panel a T, then, on new lines, one a R."""
+    """Write path.png and path.pdf from what `growth` measured; one panel a T, then, on new lines, one a R. Where
+    only two lines through the pairs were measured, these two."""
     points = [point for point in result["points"] if "failed" not in point]
     Rs, Ts = (sorted({point[key] for point in points}) for key in ("R", "T"))
+    if any(through := result["options"].get("through", ())):
+        Rs, Ts = (sorted({kept} & set(found)) for kept, found in zip(through, (Rs, Ts), strict=True))
     panels: list[tuple[str, str, int] | None] = [("R", "T", T) for T in Ts]
     panels += [None] * (-len(panels) % COLUMNS)
     panels += [("T", "R", R) for R in Rs]

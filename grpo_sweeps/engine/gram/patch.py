@@ -76,9 +76,7 @@ class PatchedForward(StandInForward):
     Without gradients (evaluation inside a block, the first pass of reentrant checkpointing) the plain forward runs.
     """
 
-    def __init__(
-        self, module: nn.Module, module_name: str, block: Recorders, ends: set[str], frame: Frame
-    ) -> None:
+    def __init__(self, module: nn.Module, module_name: str, block: Recorders, ends: set[str], frame: Frame) -> None:
         self.module = module
         self.module_name = module_name
         self.block = block

@@ -39,6 +39,27 @@ def test_the_figure_shows_what_was_measured_and_names_what_is_missing(result, tm
     assert growth_figure.missing(result) == ["R=2 T=256 not slower than plain", "R=8 T=512 out of memory"]
 
 
+def test_pairs_along_two_lines():
+    options = growth.Options(R=(8, 2, 4), T=(512, 256), through=(4, 256))
+    assert growth.pairs_of(options) == [(2, 256), (4, 256), (4, 512), (8, 256)]
+    assert len(growth.pairs_of(growth.Options(R=(2, 4), T=(8, 16)))) == 4
+
+
+@pytest.mark.parametrize("through", ["4", "4,64", "3,32", "4,32,1"])
+def test_two_lines_must_meet_in_a_pair(through, capsys):
+    assert main(["growth", "model=test", "R=2,4", "T=16,32", f"through={through}"]) == 2
+    assert f"through={through}: two numbers are needed" in capsys.readouterr().err
+
+
+def test_two_lines_are_two_panels(result, tmp_path, monkeypatch):
+    panels = []
+    draw_panel = growth_figure.draw_panel
+    monkeypatch.setattr(growth_figure, "draw_panel", lambda *args: panels.append(args[2:]) or draw_panel(*args))
+    result["options"]["through"] = [4, 256]
+    growth_figure.draw(result, str(tmp_path / "growth"))
+    assert panels == [("R", "T", 256), ("T", "R", 4)]
+
+
 def test_a_sweep_without_a_point_still_names_them(result, tmp_path):
     result["points"] = result["points"][-1:]
     assert ink(growth_figure.draw(result, str(tmp_path / "growth"))[0]) > 0.001
