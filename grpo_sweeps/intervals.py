@@ -62,23 +62,61 @@ def _codes(labels: ArrayLike) -> NDArray[np.intp]:
     return np.unique(np.asarray(labels), return_inverse=True)[1].astype(np.intp).reshape(-1)
 
 
-def _variance(residuals: Array, codes: list[NDArray[np.intp]]) -> tuple[float, float, tuple[int, ...]]:
-    """Variance of the mean, its degrees of freedom, cluster counts. Kinds of cluster with one member are left out."""
-    parts = [_cluster_variance(residuals, c) for c in codes]
-    counts = tuple(count for _, count in parts)
-    usable = [i for i, count in enumerate(counts) if count > 1]
-    if not usable:
-        return float("nan"), float("nan"), counts
-    if len(usable) == 1:
-        variance, count = parts[usable[0]]
-        return variance, count - 1.0, counts
-    first, second = usable
-    both = _codes(codes[first] * (int(codes[second].max()) + 1) + codes[second])
-    V_first, V_second, V_both = parts[first][0], parts[second][0], _cluster_variance(residuals, both)[0]
-    variance = max(V_first + V_second - V_both, V_first, V_second)
-    spread = sum(parts[i][0] ** 2 / (counts[i] - 1) for i in usable)
-    freedom = variance**2 / spread if spread > 0 else float("inf")
-    return variance, max(freedom, min(counts[first], counts[second]) - 1.0), counts
+class Clusters:
+    """Up to two cluster labellings of the same n values, numbered once for all means that are taken over them.
+
+    Raises ValueError for more than two labellings or for labels of different lengths.
+
+    >>> Clusters(["p", "q", "p"], [0, 0, 1]).counts
+    (2, 2)
+    """
+
+    def __init__(self, *labels: ArrayLike) -> None:
+        self._keep([_codes(np.asarray(column)) for column in labels])
+
+    def _keep(self, codes: list[NDArray[np.intp]]) -> None:
+        if len(codes) > 2 or len({len(c) for c in codes}) > 1:
+            raise ValueError("mean_interval takes at most two cluster labellings, each as long as the values")
+        self.codes = codes
+        self.counts = tuple(int(c.max(initial=-1)) + 1 for c in codes)
+        several = [c for c, count in zip(codes, self.counts, strict=True) if count > 1]
+        # clusters of both kinds at once, needed where both kinds have several
+        self._both = _codes(several[0] * (int(several[1].max()) + 1) + several[1]) if len(several) == 2 else None
+
+    def __len__(self) -> int:
+        return len(self.codes[0]) if self.codes else 0
+
+    def of(self, keep: NDArray[np.bool_]) -> Clusters:
+        """The clusters of a part of the values."""
+        if keep.all():
+            return self
+        part = Clusters()
+        part._keep([_renumbered(c[keep]) for c in self.codes])
+        return part
+
+    def variance(self, residuals: Array) -> tuple[float, float, tuple[int, ...]]:
+        """Variance of the mean, its degrees of freedom, cluster counts. Kinds with one cluster are left out."""
+        parts = [_cluster_variance(residuals, c) for c in self.codes]
+        counts = self.counts
+        usable = [i for i, count in enumerate(counts) if count > 1]
+        if not usable:
+            return float("nan"), float("nan"), counts
+        if len(usable) == 1:
+            variance, count = parts[usable[0]]
+            return variance, count - 1.0, counts
+        assert self._both is not None
+        first, second = usable
+        V_first, V_second, V_both = parts[first][0], parts[second][0], _cluster_variance(residuals, self._both)[0]
+        variance = max(V_first + V_second - V_both, V_first, V_second)
+        spread = sum(parts[i][0] ** 2 / (counts[i] - 1) for i in usable)
+        freedom = variance**2 / spread if spread > 0 else float("inf")
+        return variance, max(freedom, min(counts[first], counts[second]) - 1.0), counts
+
+
+def _renumbered(codes: NDArray[np.intp]) -> NDArray[np.intp]:
+    """Codes without gaps, in the same order: what `_codes` gives, without sorting."""
+    present = np.bincount(codes) > 0
+    return (np.cumsum(present) - 1)[codes]
 
 
 def mean_interval(values: ArrayLike, *clusters: ArrayLike, alpha: float = 0.05) -> Interval:
@@ -92,15 +130,20 @@ def mean_interval(values: ArrayLike, *clusters: ArrayLike, alpha: float = 0.05) 
     (2.0, -0.484, 4.484)
     """
     x = np.asarray(values, dtype=np.float64)
-    labels = [np.asarray(c) for c in clusters] or [np.arange(len(x))]
-    if len(labels) > 2 or any(len(c) != len(x) for c in labels):
+    return mean_over(x, Clusters(*(clusters or (np.arange(len(x)),))), alpha)
+
+
+def mean_over(values: ArrayLike, clusters: Clusters, alpha: float = 0.05) -> Interval:
+    """`mean_interval` for clusters that were numbered before."""
+    x = np.asarray(values, dtype=np.float64)
+    if len(x) != len(clusters):
         raise ValueError("mean_interval takes at most two cluster labellings, each as long as the values")
     keep = np.isfinite(x)
-    x = x[keep]
+    x, own = x[keep], clusters.of(keep)
     if not len(x):
-        return Interval(float("nan"), float("nan"), float("nan"), 0, (0,) * len(labels))
+        return Interval(float("nan"), float("nan"), float("nan"), 0, (0,) * len(clusters.codes))
     mean = float(x.mean())
-    variance, freedom, counts = _variance(x - mean, [_codes(c[keep]) for c in labels])
+    variance, freedom, counts = own.variance(x - mean)
     half = t_quantile(1.0 - alpha / 2.0, freedom) * np.sqrt(variance)
     return Interval(mean, float(mean - half), float(mean + half), len(x), counts)
 
@@ -132,12 +175,16 @@ def share_interval(hits: ArrayLike, *clusters: ArrayLike, alpha: float = 0.05) -
     >>> share_interval([True] * 10).high
     1.0
     """
+    return share_over(hits, Clusters(*(clusters or (np.arange(np.size(hits)),))), alpha)
+
+
+def share_over(hits: ArrayLike, clusters: Clusters, alpha: float = 0.05) -> Interval:
+    """`share_interval` for clusters that were numbered before."""
     x = np.asarray(hits, dtype=np.float64)
     if not len(x):
-        return Interval(float("nan"), float("nan"), float("nan"), 0, (0,) * len(clusters))
-    codes = [_codes(c) for c in clusters] or [np.arange(len(x))]
+        return Interval(float("nan"), float("nan"), float("nan"), 0, (0,) * len(clusters.codes))
     share = float(x.mean())
-    variance, freedom, counts = _variance(x - share, codes)
+    variance, freedom, counts = clusters.variance(x - share)
     plain = share * (1.0 - share) / len(x)
     size = len(x) / max(1.0, variance / plain) if plain > 0 and np.isfinite(variance) else float(counts[0])
     z = t_quantile(1.0 - alpha / 2.0, freedom if plain > 0 and np.isfinite(freedom) else np.inf)

@@ -1,9 +1,11 @@
 """python -m grpo_sweeps.sync [sweep=NAME] [runs_dir=runs] [uri=URI] [experiment=NAME] [run=IDENTITY] [--follow]
+python -m grpo_sweeps.sync --init [uri=URI] [experiment=NAME]
 
 Copies the local records of a sweep (of all sweeps, when none is named) to MLflow. Run again it sends only what is
 missing. uri: where to; by default what the runs were configured with, else MLFLOW_TRACKING_URI, else
 sqlite:///mlflow.db here (uri=env leaves out what the runs were configured with). --follow: go on copying every few
-seconds until standard input ends. Exit code 0: all copied; 1: something could not be (a sentence says what); 2: a bad
+seconds until standard input ends. --init: copy nothing, only make the store and its experiment where they are missing,
+once before many jobs meet there. Exit code 0: all copied; 1: something could not be (a sentence says what); 2: a bad
 command.
 """
 
@@ -28,19 +30,23 @@ class Arguments:
     experiment: str | None = None
     run: str | None = None
     follow: bool = False
+    init: bool = False
+
+
+FLAGS = ("follow", "init")
 
 
 def parse(argv: Sequence[str]) -> Arguments:
-    """key=value words and --follow. Raises ConfigError for anything else."""
+    """key=value words, --follow and --init. Raises ConfigError for anything else."""
     arguments = Arguments()
-    keys = [f.name for f in fields(Arguments) if f.name != "follow"]
+    keys = [f.name for f in fields(Arguments) if f.name not in FLAGS]
     for word in argv:
         key, equals, value = word.partition("=")
-        if word == "--follow":
-            arguments.follow = True
+        if word in {f"--{flag}" for flag in FLAGS}:
+            setattr(arguments, word.removeprefix("--"), True)
         elif not equals or key not in keys or not value:
             raise ConfigError(
-                f"{word!r} is not understood; allowed are {', '.join(k + '=...' for k in keys)} and --follow."
+                f"{word!r} is not understood; allowed are {', '.join(k + '=...' for k in keys)}, --follow and --init."
             )
         else:
             setattr(arguments, key, value)
@@ -50,6 +56,8 @@ def parse(argv: Sequence[str]) -> Arguments:
             raise ConfigError(f"{key}={name}: the name of one folder is allowed, not a path.")
     if arguments.run and not arguments.sweep:
         raise ConfigError(f"run={arguments.run} needs sweep=NAME beside it.")
+    if arguments.init and (arguments.follow or arguments.sweep):
+        raise ConfigError("--init copies nothing: only uri=URI and experiment=NAME are allowed beside it.")
     return arguments
 
 
@@ -95,6 +103,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         return 0
     try:
         arguments = parse(words)
+        if arguments.init:
+            return _init(arguments)
         folders = sweep_folders(arguments)
         return max(_sync(folder, arguments) for folder in folders)
     except ConfigError as error:
@@ -102,9 +112,31 @@ def main(argv: Sequence[str] | None = None) -> int:
         return 2
 
 
-def _sync(folder: Path, arguments: Arguments) -> int:
+def _init(arguments: Arguments) -> int:
+    from grpo_sweeps.tracking.mirror import prepare_store
+    from grpo_sweeps.tracking.mlflow_store import StoreError, resolve_uri
+    from grpo_sweeps.tracking.provenance import redact
+
+    _needs_mlflow()
+    uri = resolve_uri(None if arguments.uri == "env" else arguments.uri)
+    experiment = arguments.experiment or "grpo_sweeps"
+    try:
+        prepare_store(uri, experiment)
+    except (StoreError, OSError) as error:
+        print(redact(str(error)), file=sys.stderr)
+        return 1
+    print(f"experiment {experiment} is ready -> {redact(uri)}")
+    return 0
+
+
+def _needs_mlflow() -> None:
     from importlib.util import find_spec
 
+    if find_spec("mlflow") is None:
+        raise ConfigError("mlflow is not installed here: pip install mlflow, or run sync where it is.")
+
+
+def _sync(folder: Path, arguments: Arguments) -> int:
     from grpo_sweeps.tracking.mirror import Mirror, follow
     from grpo_sweeps.tracking.mlflow_store import StoreError, resolve_uri
     from grpo_sweeps.tracking.provenance import redact
@@ -112,8 +144,7 @@ def _sync(folder: Path, arguments: Arguments) -> int:
     tracking = configured(folder)
     wanted = None if arguments.uri == "env" else arguments.uri or tracking.get("uri")
     uri = resolve_uri(None if wanted is None else str(wanted))
-    if find_spec("mlflow") is None:
-        raise ConfigError("mlflow is not installed here: pip install mlflow, or run sync where it is.")
+    _needs_mlflow()
     experiment = arguments.experiment or str(tracking.get("experiment") or "grpo_sweeps")
     folder.mkdir(parents=True, exist_ok=True)
     mirror = Mirror(folder, uri, experiment, arguments.run)

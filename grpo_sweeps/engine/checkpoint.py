@@ -18,6 +18,7 @@ import pickle
 import random
 import re
 import shutil
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -81,7 +82,8 @@ def save(directory: Path | str, step: int, state: dict[str, Any], keep: int = 1)
     """Write directory/step_<step>/ atomically, then remove all but the newest `keep`; returns the folder.
 
     `state` may hold tensors, numbers, strings, None, lists, tuples and dicts, nested; anything else raises TypeError
-    here and not when the run wants to go on. The random states are stored beside it.
+    here and not when the run wants to go on. The random states are stored beside it. Raises OSError, and leaves
+    what was there as it was, when it cannot be written.
     """
     if keep < 1:
         raise ValueError(f"keep={keep}: at least one checkpoint is kept.")
@@ -93,8 +95,7 @@ def save(directory: Path | str, step: int, state: dict[str, Any], keep: int = 1)
     _remove_temporaries(directory)
     try:
         aside.mkdir()
-        torch.save({"state": state, "random": random_states()}, aside / STATE)
-        _fsync_file(aside / STATE)
+        _write_state({"state": state, "random": random_states()}, aside / STATE)
         size, digest = _measure(aside / STATE)
         manifest = {"format": FORMAT, "step": step, "size": size, "sha256": digest}
         (aside / MANIFEST).write_text(json.dumps(manifest) + "\n", encoding="utf-8")
@@ -112,13 +113,17 @@ def save(directory: Path | str, step: int, state: dict[str, Any], keep: int = 1)
     return target
 
 
-def latest(directory: Path | str, map_location: Any = "cpu") -> Checkpoint | None:
-    """The newest checkpoint that is whole, or None when there is none. A damaged one is named on standard output."""
+def _say(sentence: str) -> None:
+    print(f"checkpoint: {sentence}", flush=True)
+
+
+def latest(directory: Path | str, map_location: Any = "cpu", say: Callable[[str], None] = _say) -> Checkpoint | None:
+    """The newest checkpoint that is whole, or None when there is none. `say` gets a sentence for each damaged one."""
     for path in _checkpoints(Path(directory)):
         try:
             return load(path, map_location)
         except CheckpointError as error:
-            print(f"checkpoint: {error} Trying the one before it.", flush=True)
+            say(f"{error} Trying the one before it.")
     return None
 
 
@@ -128,17 +133,21 @@ def load(path: Path | str, map_location: Any = "cpu") -> Checkpoint:
     try:
         manifest = json.loads((path / MANIFEST).read_text(encoding="utf-8"))
         found = _measure(path / STATE)
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         raise CheckpointError(f"{path} is damaged: {error}.") from error
+    if not isinstance(manifest, dict) or not isinstance(manifest.get("step"), int):
+        raise CheckpointError(f"{path} is damaged: {MANIFEST} describes no checkpoint.")
     if manifest.get("format") != FORMAT:
         raise CheckpointError(f"{path} has format {manifest.get('format')!r}; this version reads {FORMAT}.")
     if found != (manifest.get("size"), manifest.get("sha256")):
         raise CheckpointError(f"{path} is damaged: {STATE} is not what its manifest describes.")
     try:
         content = torch.load(path / STATE, map_location=map_location, weights_only=True)
+        return Checkpoint(step=manifest["step"], state=content["state"], random=content["random"], path=path)
     except pickle.UnpicklingError as error:
         raise CheckpointError(f"{path} holds more than tensors and plain values, and is not loaded.") from error
-    return Checkpoint(step=manifest["step"], state=content["state"], random=content["random"], path=path)
+    except (RuntimeError, EOFError, KeyError, TypeError, OSError) as error:  # a state.pt that was made by other hands
+        raise CheckpointError(f"{path} is damaged: {' '.join(str(error).split())[:200]}.") from error
 
 
 def _checkpoints(directory: Path) -> list[Path]:
@@ -173,6 +182,18 @@ def _check_plain(value: Any, where: str) -> None:
             _check_plain(item, f"{where}[{i}]")
     else:
         raise TypeError(f"{where}: a checkpoint holds tensors and plain values, not {type(value).__name__}.")
+
+
+def _write_state(content: dict[str, Any], path: Path) -> None:
+    """torch.save, down to the disk. What torch makes of a full disk, a RuntimeError, is made an OSError again."""
+    try:
+        with open(path, "wb") as file:
+            torch.save(content, file)
+            file.flush()
+            os.fsync(file.fileno())
+    except RuntimeError as error:
+        cause = error.__context__ if isinstance(error.__context__, OSError) else error
+        raise OSError(f"{path} could not be written: {' '.join(str(cause).split())[:200]}") from error
 
 
 def _measure(path: Path) -> tuple[int, str]:

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
-from grpo_sweeps.engine.sampler import row_seed, sample
+from collections.abc import Callable, Sequence
+
+from grpo_sweeps.engine.sampler import Rollout, row_seed, sample
 from grpo_sweeps.loop.setup import Setup
 from grpo_sweeps.rewards.parsing import verdict
 from grpo_sweeps.types import EvalRecord
 
 
-def evaluate(setup: Setup, step: int) -> tuple[dict[str, float], list[EvalRecord]]:
-    """Evaluate the policy after `step` updates.
+def evaluate(
+    setup: Setup, step: int, check: Callable[[], None] = lambda: None
+) -> tuple[dict[str, float], list[EvalRecord]]:
+    """Evaluate the policy after `step` updates. `check` is called before each batch and may raise, to end it there.
 
     The problems and the random numbers are the same at every evaluation (common random numbers), so differences between
     two evaluations are paired.
@@ -18,13 +22,13 @@ def evaluate(setup: Setup, step: int) -> tuple[dict[str, float], list[EvalRecord
         Metrics `eval/accuracy` (sampled, strict), `eval/accuracy_flexible`, `eval/accuracy_greedy`,
         `eval/accuracy_greedy_flexible`, and one record a problem.
     """
-    trainer, rollout, stop = setup.config.trainer, setup.config.rollout, setup.config.task.stop
+    trainer = setup.config.trainer
     problems = list(setup.data.held_out[: trainer.eval_problems])
     prompts = setup.policy.encode([setup.prompt(p) for p in problems])
     S = trainer.eval_samples
     seeds = [row_seed(setup.config.seed, "eval", p.id, s) for p in problems for s in range(S)]
-    sampled = sample(setup.policy, [ids for ids in prompts for _ in range(S)], seeds, rollout, stop)
-    greedy = sample(setup.policy, prompts, [0] * len(prompts), rollout, stop, greedy=True)
+    sampled = _in_batches(setup, check, [ids for ids in prompts for _ in range(S)], seeds)
+    greedy = _in_batches(setup, check, prompts, [0] * len(prompts), greedy=True)
     records = []
     for i, problem in enumerate(problems):
         drawn = [verdict(o.text, problem.answer) for o in sampled[i * S : (i + 1) * S]]
@@ -40,3 +44,19 @@ def evaluate(setup: Setup, step: int) -> tuple[dict[str, float], list[EvalRecord
         metrics["eval/accuracy"] = sum(r.strict for r in records) / (n * S)
         metrics["eval/accuracy_flexible"] = sum(r.flexible for r in records) / (n * S)
     return metrics, records
+
+
+def _in_batches(
+    setup: Setup,
+    check: Callable[[], None],
+    prompts: Sequence[Sequence[int]],
+    seeds: Sequence[int],
+    greedy: bool = False,
+) -> list[Rollout]:
+    """The batches are those that `sample` would form itself; between them a run that was asked to stop can."""
+    rollout, out = setup.config.rollout, list[Rollout]()
+    for start in range(0, len(prompts), rollout.batch):
+        check()
+        rows = slice(start, start + rollout.batch)
+        out += sample(setup.policy, prompts[rows], seeds[rows], rollout, setup.config.task.stop, greedy=greedy)
+    return out

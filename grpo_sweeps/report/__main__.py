@@ -1,12 +1,18 @@
-"""python -m grpo_sweeps.report [sweep=NAME] [runs_dir=runs] [out=reports/NAME]: tables, figures, claims, a page."""
+"""python -m grpo_sweeps.report [sweep=NAME] [runs_dir=runs] [out=reports/NAME] [commits=allow]
+
+Tables, figures, claims and a page from the records of a sweep.
+"""
 
 from __future__ import annotations
 
 import sys
+import warnings
 from collections.abc import Sequence
 from pathlib import Path
 
-USAGE = """usage: python -m grpo_sweeps.report [sweep=NAME] [runs_dir=runs] [out=reports/NAME]
+from grpo_sweeps.sweep.say import say
+
+USAGE = """usage: python -m grpo_sweeps.report [sweep=NAME] [runs_dir=runs] [out=reports/NAME] [commits=allow]
 
 Makes Table 1, Figures 1-4, the verdicts on the claims and index.html from the records of a sweep; Figure 5, by layer
 and kind of parameter, where analysis.by=parameter (or layer) kept what it needs.
@@ -14,8 +20,11 @@ and kind of parameter, where analysis.by=parameter (or layer) kept what it needs
   sweep=NAME     the sweep to report on (default: the one last written to)
   runs_dir=DIR   where the runs are (default: runs)
   out=DIR        where the report goes (default: reports/NAME)
+  commits=allow  report on runs of several commits together (default: one commit; uncommitted changes count as another)
+
+What was measured of a run's Parquet segments is kept in RUN/.cache/ for the next report; it may be deleted.
 """
-KEYS = ("sweep", "runs_dir", "out")
+KEYS = ("sweep", "runs_dir", "out", "commits")
 
 
 def main(argv: Sequence[str]) -> int:
@@ -34,8 +43,11 @@ def main(argv: Sequence[str]) -> int:
     from grpo_sweeps.report.query import ReportError
 
     command = ["python", "-m", "grpo_sweeps.report", *argv]
+    choices = options.get("sweep"), options.get("runs_dir", "runs"), options.get("out")
     try:
-        out, claims = build(options.get("sweep"), options.get("runs_dir", "runs"), options.get("out"), command)
+        with warnings.catch_warnings():
+            warnings.showwarning = _say
+            out, claims = build(*choices, command, options.get("commits"))
     except ReportError as error:
         print(error, file=sys.stderr)
         return 2
@@ -43,6 +55,11 @@ def main(argv: Sequence[str]) -> int:
         print(f"{claim.id} ({claim.arm}): {claim.verdict}")
     print(Path(out) / "index.html")
     return 0
+
+
+def _say(message: Warning | str, *_: object, **__: object) -> None:
+    """A warning as one line: where in the source it was raised says nothing to who reads the report."""
+    say(str(message))
 
 
 if __name__ == "__main__":

@@ -8,8 +8,10 @@ them.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import product
 from typing import Any
 
 ALL = "all"
@@ -18,7 +20,7 @@ ALL = "all"
 IGNORED = {
     "R", "seed", "sweep", "runs_dir", "rollout.batch", "trainer.steps", "trainer.device", "trainer.micro_batch",
     "trainer.checkpoint_every", "trainer.keep_checkpoints", "trainer.eval_every", "trainer.eval_problems",
-    "trainer.eval_samples", "analysis.by", "analysis.check_every",
+    "trainer.checkpoint_minutes", "trainer.eval_samples", "analysis.by", "analysis.check_every",
     "analysis.keep_completions_every",
 }  # fmt: skip
 IGNORED_GROUPS = ("tracking.",)
@@ -31,11 +33,13 @@ ABSENT = "(not set)"
 
 @dataclass(frozen=True)
 class Arms:
-    """`labels[i]` is the arm of run i; `varies` the keys that tell arms apart; `tied_to_R` the keys that follow R."""
+    """`labels[i]` is the arm of run i; `varies` the keys that tell arms apart; `tied_to_R` the keys that follow R;
+    `absent` the arms without a run, where the arms are a grid of what varies."""
 
     labels: tuple[str, ...]
     varies: tuple[str, ...]
     tied_to_R: tuple[str, ...]
+    absent: tuple[str, ...] = ()
 
 
 def flatten(config: Mapping[str, Any], prefix: str = "") -> dict[str, str]:
@@ -63,11 +67,18 @@ def find_arms(configs: Sequence[Mapping[str, Any]]) -> Arms:
     tied = [key for key in varying if key.startswith(MAY_FOLLOW_R) and _follows(columns[key], Rs)]
     varying = _without_implied([key for key in varying if key not in tied], columns)
     names = _short_names(varying)
-    labels = [
-        ", ".join(f"{names[key]}={_short_value(key, columns[key][i])}" for key in varying) or ALL
-        for i in range(len(flat))
-    ]
-    return Arms(tuple(labels), tuple(varying), tuple(tied))
+    settings = {key: [f"{names[key]}={_short_value(key, value)}" for value in columns[key]] for key in varying}
+    labels = [", ".join(settings[key][i] for key in varying) or ALL for i in range(len(flat))]
+    return Arms(tuple(labels), tuple(varying), tuple(tied), _absent(list(settings.values()), set(labels)))
+
+
+def _absent(settings: Sequence[Sequence[str]], labels: set[str]) -> tuple[str, ...]:
+    """Combinations of the settings that no run has. None where at most half of all are there: arms that were chosen one
+    by one are no grid with holes."""
+    values = [list(dict.fromkeys(column)) for column in settings]
+    if 2 * len(labels) <= math.prod(map(len, values)):
+        return ()
+    return tuple(label for label in map(", ".join, product(*values)) if label and label not in labels)
 
 
 def _follows(values: Sequence[str], by: Sequence[str]) -> bool:

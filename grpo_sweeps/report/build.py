@@ -8,6 +8,7 @@ from pathlib import Path
 
 from grpo_sweeps.report import table
 from grpo_sweeps.report.claims import Claim, claims_frame, claims_markdown, judge_claims
+from grpo_sweeps.report.commits import check_commits
 from grpo_sweeps.report.drawing import render
 from grpo_sweeps.report.figures import figures
 from grpo_sweeps.report.formats import csv, headline, latex, markdown
@@ -26,13 +27,15 @@ CAPTION = (
 
 
 def build(
-    name: str | None, runs_dir: str | Path, out: str | Path | None, command: Sequence[str]
+    name: str | None, runs_dir: str | Path, out: str | Path | None, command: Sequence[str], commits: str | None = None
 ) -> tuple[Path, list[Claim]]:
     """Write the report of a sweep (the newest when `name` is None) and return its folder and the claims.
 
-    Raises ReportError when there is no such sweep, or `out` cannot be written to.
+    commits: "allow" reports on runs that several commits made together.
+    Raises ReportError when there is no such sweep, several commits made its runs, or `out` cannot be written to.
     """
     sweep = load_sweep(name, runs_dir, keep_parts=False)
+    check_commits(sweep, commits)
     folder = Path(out) if out is not None else Path("reports") / sweep.name
     claims = judge_claims(sweep)
     files = contents(sweep, claims, command)

@@ -16,14 +16,14 @@ from dataclasses import dataclass, field
 import numpy as np
 import pandas as pd
 
-from grpo_sweeps.intervals import Interval, share_interval
+from grpo_sweeps.intervals import Interval, share_over
 from grpo_sweeps.report import rules
-from grpo_sweeps.report.feasibility import cell_range, effective_rank_range, energy_in_two
+from grpo_sweeps.report.feasibility import cell_range, effective_rank_ranges, energy_in_two
 from grpo_sweeps.report.formats import markdown, with_interval
 from grpo_sweeps.report.measure import CONTROLS
 from grpo_sweeps.report.query import Sweep
 from grpo_sweeps.report.rules import ABOUT_TWO, HOLDS, MARGIN, UNDECIDED, all_of, judge
-from grpo_sweeps.report.table import PAPER_TABLE1, pooled, pooled_difference, usable_groups
+from grpo_sweeps.report.table import PAPER_TABLE1, clusters, pooled, pooled_difference, usable_groups
 
 PAPER_MODEL = "nemotron"
 SAYS = {
@@ -84,8 +84,11 @@ def _scope(sweep: Sweep, arm: str) -> tuple[str, ...]:
 
 def rank_with_floor(groups: pd.DataFrame, alpha: float) -> Interval:
     """Mean effective rank, its interval widened at each end to what the precision floor of the Grams allows."""
-    middle = pooled(groups, "effective_rank", alpha)
-    low, high = pooled(groups, "effective_rank_floor_low", alpha), pooled(groups, "effective_rank_floor_high", alpha)
+    by = clusters(groups)
+    middle, low, high = (
+        pooled(groups, name, alpha, by)
+        for name in ("effective_rank", "effective_rank_floor_low", "effective_rank_floor_high")
+    )
     return Interval(middle.mean, low.low, high.high, middle.n, middle.clusters)
 
 
@@ -110,7 +113,7 @@ def _repeats(R: int, groups: pd.DataFrame) -> str:
 
 
 def _c7_at(R: int, groups: pd.DataFrame, alpha: float) -> Finding:
-    share = share_interval(groups["numerical_rank"] > R - 1, groups["prompt_id"], groups["seed"], alpha=alpha)
+    share = share_over(groups["numerical_rank"] > R - 1, clusters(groups), alpha)
     verdict = judge(share, 0.0, rules.TOLERATED_SHARE, len(groups))
     witnesses = int((groups["numerical_rank"] > R - 1).sum())
     if witnesses >= rules.WITNESSES and len(groups) >= rules.MIN_GROUPS:
@@ -133,7 +136,9 @@ def _c8(arm: str, groups: dict[int, pd.DataFrame], alpha: float, scope: tuple[st
     findings = tuple(_c8_at(R, g, alpha) for R, g in groups.items())
     verdict = all_of([f.verdict for f in findings])
     remarks = [*scope, *(_distinct_rank(R, g) for R, g in groups.items() if len(g))]
-    controls = control_changes(pd.concat(groups.values()) if groups else pd.DataFrame())
+    columns = ["effective_rank", *CONTROLS]
+    measured = [g[columns] for g in groups.values() if len(g)]
+    controls = control_changes(pd.concat(measured) if measured else pd.DataFrame())
     if controls is None:
         remarks.append("Exact negative controls: none could be computed (the records hold no Gram of the scores).")
     elif max(controls.values()) > rules.CONTROL_TOLERANCE:
@@ -210,11 +215,10 @@ def _c10(arm: str, groups: dict[int, pd.DataFrame], alpha: float, scope: tuple[s
 
 
 def _infeasible(R: int, groups: pd.DataFrame) -> int:
-    bad = 0
-    for top1, rank in zip(groups["top1_fraction"], groups["effective_rank"], strict=True):
-        low, high = effective_rank_range(min(1.0, max(float(top1), 1.0 / R)), R)
-        bad += not low - rules.CONTROL_TOLERANCE <= rank <= high + rules.CONTROL_TOLERANCE
-    return bad
+    low_N, high_N = effective_rank_ranges(np.clip(groups["top1_fraction"].to_numpy(np.float64), 1.0 / R, 1.0), R)
+    rank_N = groups["effective_rank"].astype(float).to_numpy()
+    inside_N = (low_N - rules.CONTROL_TOLERANCE <= rank_N) & (rank_N <= high_N + rules.CONTROL_TOLERANCE)
+    return int((~inside_N).sum())
 
 
 def _feasibility(R: int) -> str:

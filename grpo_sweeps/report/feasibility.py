@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import numpy as np
 
+from grpo_sweeps.spectra import Array
+
 
 def _check_top1(top1: float, R: int) -> None:
     if not 1.0 / R - 1e-12 <= top1 <= 1.0:
@@ -29,6 +31,22 @@ def effective_rank_range(top1: float, R: int) -> tuple[float, float]:
     least = (full * np.sqrt(top1) + np.sqrt(rest)) ** 2
     greatest = (np.sqrt(top1) + np.sqrt((R - 1) * (1.0 - top1))) ** 2
     return float(least), float(max(least, greatest))
+
+
+def effective_rank_ranges(top1_N: Array, R: int) -> tuple[Array, Array]:
+    """`effective_rank_range` of N matrices at once; NaN where the top-1 fraction is.
+
+    >>> [round(float(x[0]), 2) for x in effective_rank_ranges(np.array([0.7]), 2)]
+    [1.92, 1.92]
+    """
+    known_N = top1_N[np.isfinite(top1_N)]
+    for extreme in (known_N.min(), known_N.max()) if len(known_N) else ():
+        _check_top1(float(extreme), R)
+    full_N = np.minimum(R, np.floor(1.0 / top1_N + 1e-12))
+    rest_N = np.maximum(0.0, 1.0 - full_N * top1_N)
+    least_N = (full_N * np.sqrt(top1_N) + np.sqrt(rest_N)) ** 2
+    greatest_N = (np.sqrt(top1_N) + np.sqrt((R - 1) * (1.0 - top1_N))) ** 2
+    return least_N, np.maximum(least_N, greatest_N)
 
 
 def effective_rank_hull(top1: float, R: int) -> tuple[float, float]:

@@ -62,7 +62,8 @@ def sweep_parts(sweep: Sweep) -> list[Parts]:
     if sweep.parts is not None:
         return sweep.parts
     found = []
-    for run, index in sweep.groups.groupby("run").groups.items() if len(sweep.groups) else ():
+    groups = sweep.groups[sweep.groups["run"].isin(sweep.by_part)]
+    for run, index in groups.groupby("run").groups.items() if len(groups) else ():
         found += run_parts(str(run), sweep.kept_by(str(run)), [sweep.records[i] for i in index])
     return found
 

@@ -1,4 +1,4 @@
-"""Group records -> one row of numbers a group: spectra of five matrices, nulls, exact controls. Vectorised over groups.
+"""Groups -> one row of numbers a group: spectra of five matrices, nulls, exact controls. Vectorised over groups.
 
 The matrices, by column prefix:
 
@@ -7,19 +7,22 @@ The matrices, by column prefix:
     "unit_"             rows of unit norm (the signs of w cannot matter, so G and Psi give the same)
     "centred_"          G after its mean row is subtracted from every row
     "scores_centred_"   Psi after its mean row is subtracted
+
+A row's numbers depend on its own group and the run's seed alone, never on the groups beside it: what was measured of
+a part of a run (`report.cache`) holds for the whole of it.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from dataclasses import dataclass
 
 import numpy as np
-import pandas as pd
+from numpy.typing import NDArray
 
 from grpo_sweeps import spectra
+from grpo_sweeps.report.draws import RowNormals
 from grpo_sweeps.spectra import Array
-from grpo_sweeps.spectra_floor import floor_interval
-from grpo_sweeps.types import GroupRecord
+from grpo_sweeps.spectra_floor import interval_of
 
 QUANTITIES = {
     "effective_rank": spectra.effective_rank,
@@ -37,77 +40,9 @@ MATRICES = {
     "scores_centred_": "scores, rows centred",
 }
 CONTROLS = ("control_sign_flip", "control_leave_one_out", "control_std")
-NULL_SEED = 2606_29238  # of the Gaussian null; its draws follow the order of the groups
+NULL_DRAWS = 32  # of the Gaussian null, for each group
 STD_EPS = 1e-6  # added to the standard deviation in the std control; any value is one factor a group
-
-
-def group_rows(records: Sequence[GroupRecord]) -> pd.DataFrame:
-    """One row a group, index as in `records`: identity, rewards, k, and for measured groups everything spectral.
-
-    k counts the rollouts of reward 1 where all rewards are 0 or 1 (NaN otherwise). Where `rows` is "loss" the Gram is
-    that of the loss's own rows: it is taken as G as it stands, and what needs the scores is NaN.
-    """
-    frame = pd.DataFrame([_plain(r) for r in records], columns=list(_PLAIN))
-    measured: dict[tuple[int, str], list[int]] = {}
-    for i, record in enumerate(records):
-        if record.gram is not None:
-            measured.setdefault((record.R, record.rows), []).append(i)
-    parts = [
-        pd.DataFrame(_spectral([records[i] for i in index], rows == "scores"), index=index)
-        for (_, rows), index in measured.items()
-    ]
-    return frame.join(pd.concat(parts)) if parts else frame.reindex(columns=[*_PLAIN, *_SPECTRAL])
-
-
-_PLAIN = (
-    "step", "group", "prompt_id", "R", "mixed", "measured", "rows", "binary", "k", "correct", "reward_mean",
-    "mean_length", "floor",
-)  # fmt: skip
-
-
-def _binary(record: GroupRecord) -> bool:
-    return set(record.rewards) <= {0.0, 1.0}
-
-
-def _plain(record: GroupRecord) -> tuple[object, ...]:
-    binary = _binary(record)
-    return (
-        record.step, record.group, record.prompt_id, record.R, record.mixed, record.gram is not None, record.rows,
-        binary, float(sum(record.rewards)) if binary else float("nan"), sum(record.strict),
-        float(np.mean(record.rewards)), float(np.mean(record.lengths)), record.floor,
-    )  # fmt: skip
-
-
-def _spectral(records: Sequence[GroupRecord], scores: bool) -> dict[str, Array]:
-    """Columns for N groups of one R whose Gram is of the scores (or, else, of the rows of the loss)."""
-    gram_NRR = np.stack([r.gram for r in records if r.gram is not None])
-    recorded_NR = np.array([r.weights for r in records])
-    weights_NR = recorded_NR if scores else np.ones_like(recorded_NR)
-    floor_N = np.array([r.floor for r in records])
-    values = {"": spectra.singular_values(gram_NRR, weights_NR, floor_N)}
-    error_N = spectra.absolute_error(gram_NRR, weights_NR, floor_N)
-    centred = spectra.centred_values(spectra.weighted_gram(gram_NRR, weights_NR), floor_N)
-    values |= {"unit_": spectra.singular_values(spectra.unit_rows(gram_NRR), None, floor_N), "centred_": centred}
-    if scores:
-        values["scores_"] = spectra.singular_values(gram_NRR, None, floor_N)
-        values["scores_centred_"] = spectra.centred_values(gram_NRR, floor_N)
-    columns: dict[str, Array] = {}
-    for prefix in MATRICES:
-        for name, quantity in QUANTITIES.items():
-            missing = np.full(len(records), np.nan)
-            columns[prefix + name] = np.asarray(quantity(values[prefix]), dtype=float) if prefix in values else missing
-    for name in ("effective_rank", "entropy_rank"):
-        low, high = floor_interval(gram_NRR, weights_NR, floor_N, QUANTITIES[name])
-        columns |= {f"{name}_floor_low": low, f"{name}_floor_high": high}
-    largest = np.square(values[""][..., 0])
-    columns["resolution"] = np.divide(error_N, largest, out=np.full(len(records), np.inf), where=largest > 0)
-    columns["top2_fraction"] = np.asarray(spectra.top_fraction(values[""], 2))
-    columns["distinct"] = np.asarray(spectra.distinct_rows(gram_NRR, floor_N), dtype=float)
-    columns |= _nulls(records, gram_NRR, recorded_NR, floor_N, scores)
-    return columns | _controls(records, gram_NRR, recorded_NR, floor_N, scores)
-
-
-_SPECTRAL = (
+SPECTRAL = (
     *(prefix + name for prefix in MATRICES for name in QUANTITIES),
     "effective_rank_floor_low", "effective_rank_floor_high", "entropy_rank_floor_low", "entropy_rank_floor_high",
     "resolution", "top2_fraction", "distinct", "null_distinct", "null_effective_rank", "null_closed_form",
@@ -116,40 +51,96 @@ _SPECTRAL = (
 )  # fmt: skip
 
 
-def _nulls(
-    records: Sequence[GroupRecord], gram_NRR: Array, weights_NR: Array, floor_N: Array, scores: bool
-) -> dict[str, Array]:
+@dataclass(frozen=True)
+class Groups:
+    """N measured groups of one R, all of them with Grams of the scores or all of the rows of the loss (`scores`).
+
+    binary: all rewards are 0 or 1.
+    """
+
+    step_N: NDArray[np.int64]
+    group_N: NDArray[np.int64]
+    gram_NRR: Array
+    weights_NR: Array
+    rewards_NR: Array
+    binary_N: NDArray[np.bool_]
+    floor_N: Array
+    scores: bool
+
+    @property
+    def R(self) -> int:
+        return self.gram_NRR.shape[-1]
+
+
+def spectral(groups: Groups, seed: int) -> dict[str, Array]:
+    """{column of SPECTRAL: (N,) values}; NaN for what needs the scores where the Gram is of the rows of the loss.
+
+    Such a Gram is taken as G as it stands. `seed`: the run's, for the draws of the Gaussian null.
+    """
+    gram_NRR, floor_N, N = groups.gram_NRR, groups.floor_N, len(groups.gram_NRR)
+    weights_NR = groups.weights_NR if groups.scores else np.ones_like(groups.weights_NR)
+    weighted_NRR = spectra.weighted_gram(gram_NRR, weights_NR)
+    own_NR = spectra.eigenvalues(weighted_NRR)
+    error_NR = spectra.graded_error(own_NR, weighted_NRR, floor_N)
+    values = {
+        "": spectra.truncated(own_NR, error_NR),
+        "unit_": spectra.singular_values(spectra.unit_rows(gram_NRR), None, floor_N),
+        "centred_": spectra.centred_values(weighted_NRR, floor_N),
+    }
+    if groups.scores:
+        values["scores_"] = spectra.singular_values(gram_NRR, None, floor_N)
+        values["scores_centred_"] = spectra.centred_values(gram_NRR, floor_N)
+    columns: dict[str, Array] = {}
+    for prefix in MATRICES:
+        for name, quantity in QUANTITIES.items():
+            missing = np.full(N, np.nan)
+            columns[prefix + name] = np.asarray(quantity(values[prefix]), dtype=float) if prefix in values else missing
+    for name in ("effective_rank", "entropy_rank"):
+        low, high = interval_of(own_NR, error_NR, (weights_NR != 0).sum(axis=-1), QUANTITIES[name])
+        columns |= {f"{name}_floor_low": low, f"{name}_floor_high": high}
+    largest = np.square(values[""][..., 0])
+    error_N = spectra.absolute_error(weighted_NRR, None, floor_N)
+    columns["resolution"] = np.divide(error_N, largest, out=np.full(N, np.inf), where=largest > 0)
+    columns["top2_fraction"] = np.asarray(spectra.top_fraction(values[""], 2))
+    columns["distinct"] = np.asarray(spectra.distinct_rows(gram_NRR, floor_N), dtype=float)
+    return columns | _nulls(groups, seed) | _controls(groups)
+
+
+def _nulls(groups: Groups, seed: int) -> dict[str, Array]:
     """Effective rank without structure in the scores; see `spectra` for each null."""
-    k_N = np.array([sum(r.rewards) if _binary(r) else np.nan for r in records])
-    missing = np.full(len(records), np.nan)
-    rng = np.random.default_rng(NULL_SEED)
-    return {
+    gram_NRR, weights_NR = groups.gram_NRR, groups.weights_NR
+    k_N = np.where(groups.binary_N, groups.rewards_NR.sum(axis=1), np.nan)
+    found = {
         "null_effective_rank": np.asarray(spectra.null_orthogonal(weights_NR)),
-        "null_closed_form": np.asarray(spectra.null_effective_rank(k_N, gram_NRR.shape[-1])),
-        "null_distinct": np.asarray(spectra.null_distinct(gram_NRR, weights_NR, floor_N)) if scores else missing,
-        "null_measured_norms": np.asarray(spectra.null_measured_norms(gram_NRR, weights_NR)) if scores else missing,
-        "null_gaussian": spectra.null_gaussian(gram_NRR, weights_NR, rng) if scores else missing,
+        "null_closed_form": np.asarray(spectra.null_effective_rank(k_N, groups.R)),
+    }
+    if not groups.scores:
+        return found | dict.fromkeys(
+            ("null_distinct", "null_measured_norms", "null_gaussian"), np.full(len(k_N), np.nan)
+        )
+    normal = RowNormals(seed, groups.R).draw(groups.step_N, groups.group_N, NULL_DRAWS)
+    return found | {
+        "null_distinct": np.asarray(spectra.null_distinct(gram_NRR, weights_NR, groups.floor_N)),
+        "null_measured_norms": np.asarray(spectra.null_measured_norms(gram_NRR, weights_NR)),
+        "null_gaussian": spectra.null_gaussian(gram_NRR, weights_NR, normal),
     }
 
 
-def _controls(
-    records: Sequence[GroupRecord], gram_NRR: Array, weights_NR: Array, floor_N: Array, scores: bool
-) -> dict[str, Array]:
+def _controls(groups: Groups) -> dict[str, Array]:
     """Relative change of the effective rank where theory says there is none: exact negative controls of C8.
 
     Sign flip: w against |w|. Leave-one-out and std scaling: their own advantages, made from the rewards, against
     those of the group mean (NaN for an all-equal group, which has no gradient).
     """
-    if not scores:
-        return {name: np.full(len(records), np.nan) for name in CONTROLS}
-    rewards_NR = np.array([r.rewards for r in records])
-    R = rewards_NR.shape[1]
+    rewards_NR, weights_NR = groups.rewards_NR, groups.weights_NR
+    if not groups.scores:
+        return dict.fromkeys(CONTROLS, np.full(len(rewards_NR), np.nan))
     mean = rewards_NR - rewards_NR.mean(axis=1, keepdims=True)
-    others = (rewards_NR.sum(axis=1, keepdims=True) - rewards_NR) / (R - 1)
+    others = (rewards_NR.sum(axis=1, keepdims=True) - rewards_NR) / (groups.R - 1)
     scaled = mean / (rewards_NR.std(axis=1, ddof=1, keepdims=True) + STD_EPS)
 
     def rank(weights: Array) -> Array:
-        return np.asarray(spectra.effective_rank(spectra.singular_values(gram_NRR, weights, floor_N)))
+        return np.asarray(spectra.effective_rank(spectra.singular_values(groups.gram_NRR, weights, groups.floor_N)))
 
     base = rank(mean)
     return {

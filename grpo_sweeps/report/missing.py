@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import re
+import shlex
+
 import numpy as np
 
+from grpo_sweeps.report.commits import codes
 from grpo_sweeps.report.layers import layer_remarks
 from grpo_sweeps.report.query import Sweep
 from grpo_sweeps.report.rules import MIN_GROUPS
@@ -14,7 +18,8 @@ CHECKED_METRICS = ("loss", "grad_norm", "reward", "entropy")
 
 def missing(sweep: Sweep) -> list[str]:
     """Sentences, each about one thing; empty when nothing is missing."""
-    found = [*sweep.notes, *_cells(sweep), *_seeds(sweep), *_states(sweep), *_diverged(sweep), *_commits(sweep)]
+    found = [*sweep.notes, *_cells(sweep), *_asked_for(sweep), *_seeds(sweep), *_waiting(sweep), *_states(sweep)]
+    found += [*_diverged(sweep), *_commits(sweep)]
     found += [*_steps(sweep), *_groups(sweep), *_evaluation(sweep), *layer_remarks(sweep)]
     if sweep.arms.tied_to_R:
         found.append(f"These settings change with R: {', '.join(sweep.arms.tied_to_R)}.")
@@ -28,7 +33,41 @@ def _where(sweep: Sweep, arm: str, R: int) -> str:
 def _cells(sweep: Sweep) -> list[str]:
     have = set(sweep.cells)
     arms, Rs = sorted({a for a, _ in have}), sorted({R for _, R in have})
-    return [f"No run for {_where(sweep, a, R)}." for a in arms for R in Rs if (a, R) not in have]
+    found = [f"No run for {arm}." for arm in sweep.arms.absent]
+    return found + [f"No run for {_where(sweep, a, R)}." for a in arms for R in Rs if (a, R) not in have]
+
+
+def _asked_for(sweep: Sweep) -> list[str]:
+    """Values of R and seed that a run's own command names and no run has."""
+    found: list[str] = []
+    for key in ("R", "seed"):
+        named = [re.search(rf"\b{key}=(\d+)", name) for name in sweep.waiting.values()]
+        waiting = {int(match[1]) for match in named if match}
+        asked = {value for command in sweep.runs["command"].dropna().unique() for value in _listed(str(command), key)}
+        lacking = sorted(asked - waiting - {int(value) for value in sweep.runs[key]})
+        if lacking:
+            found.append(f"No run for {key} = {', '.join(map(str, lacking))}, though the command asked for it.")
+    return found
+
+
+def _listed(command: str, key: str) -> set[int]:
+    """The whole numbers that a command gives an axis: `R=2,4,8` or `seed=range(0,3)`; none where it does not."""
+    try:
+        words = shlex.split(command)
+    except ValueError:  # a quotation that does not end: what a person typed into status.json
+        return set()
+    given = [word.removeprefix(f"{key}=") for word in words if word.startswith(f"{key}=")]
+    value = "".join(given[-1:])
+    if re.fullmatch(r"\d{1,9}(,\d{1,9})*", value):
+        return {int(number) for number in value.split(",")}
+    ends = re.fullmatch(r"range\((\d{1,4}),\s*(\d{1,4})\)", value)
+    return set(range(int(ends[1]), int(ends[2]))) if ends else set()
+
+
+def _waiting(sweep: Sweep) -> list[str]:
+    """Runs that were submitted and have not begun, by name."""
+    names = [name if name == run else f"{name} ({run})" for run, name in sweep.waiting.items()]
+    return [f"Nothing is recorded yet of {len(names)} of the runs: {', '.join(names)}."] if names else []
 
 
 def _seeds(sweep: Sweep) -> list[str]:
@@ -48,7 +87,7 @@ def _seeds(sweep: Sweep) -> list[str]:
 def _states(sweep: Sweep) -> list[str]:
     found = []
     for run in sweep.runs.itertuples():
-        if run.state != "finished":
+        if run.state != "finished" and run.run not in sweep.waiting:
             error = sweep.statuses[str(run.run)].error
             reason = f": {' '.join(error.split())[:300]}" if error else ""
             found.append(f"Run {run.run} ({run.name}) is {run.state} at step {run.step} of {run.total}{reason}.")
@@ -75,9 +114,9 @@ def _diverged(sweep: Sweep) -> list[str]:
 
 
 def _commits(sweep: Sweep) -> list[str]:
-    commits = sorted({str(c)[:12] for c in sweep.runs["commit"].dropna()})
-    found = [f"The runs were made by different commits: {', '.join(commits)}."] if len(commits) > 1 else []
-    if not commits:
+    made_by = codes(sweep)
+    found = [f"The runs were made by different commits: {', '.join(made_by)}."] if len(made_by) > 1 else []
+    if not sweep.runs["commit"].notna().any():
         found.append("No run says which commit made it.")
     if sweep.runs["dirty"].eq(True).any():
         found.append("Some runs were made from a working tree with uncommitted changes.")
@@ -104,5 +143,6 @@ def _groups(sweep: Sweep) -> list[str]:
 
 def _evaluation(sweep: Sweep) -> list[str]:
     evaluated = set(sweep.evals["run"])
-    lacking = [str(r.name) for r in sweep.runs.itertuples(index=False) if r.run not in evaluated]
+    done = evaluated | set(sweep.waiting)
+    lacking = [str(r.name) for r in sweep.runs.itertuples(index=False) if r.run not in done]
     return [f"Not evaluated: {', '.join(lacking)}."] if lacking else []

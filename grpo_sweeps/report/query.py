@@ -8,8 +8,11 @@ sweep.gram(sweep.groups[sweep.groups.measured].index[0])  # the R x R Gram of th
 
 from __future__ import annotations
 
+import os
 import re
-from dataclasses import dataclass, field, fields, replace
+import warnings
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
@@ -18,8 +21,11 @@ import pandas as pd
 import yaml
 
 from grpo_sweeps.report.arms import Arms, find_arms
-from grpo_sweeps.report.measure import group_rows
+from grpo_sweeps.report.cache import CacheUse, RowCache
 from grpo_sweeps.report.parts import Parts, run_parts
+from grpo_sweeps.report.records import Records
+from grpo_sweeps.report.rows import COLUMNS, KEYS
+from grpo_sweeps.report.segments import GroupRows
 from grpo_sweeps.tracking.local import (
     RecordError,
     RunStatus,
@@ -35,6 +41,7 @@ RUN_COLUMNS = [
     "run", "name", "arm", "R", "seed", "state", "step", "total", "error", "commit", "dirty", "started", "ended",
     "command", "model", "model_path", "task", "reward", "estimator", "aggregation", "prompts", "path",
 ]  # fmt: skip
+_LOADER = getattr(yaml, "CSafeLoader", yaml.SafeLoader)  # the same loader in C where there is one, ten times as fast
 
 
 class ReportError(ValueError):
@@ -51,7 +58,9 @@ class Sweep:
     evals        one row a held-out problem and evaluation
     completions  one row a kept completion
     configs, statuses   by run; notes   what could not be read, in sentences
+    waiting      runs of which nothing is recorded yet -> their names; some have no configuration, and no row in `runs`
     parts        what `report.parts` took from Grams by layer or parameter, where these were not kept; else None
+    by_part      runs that kept such Grams
     """
 
     name: str
@@ -65,7 +74,9 @@ class Sweep:
     configs: dict[str, dict[str, Any]]
     statuses: dict[str, RunStatus]
     notes: list[str] = field(default_factory=list)
-    records: list[GroupRecord] = field(default_factory=list, repr=False)
+    waiting: dict[str, str] = field(default_factory=dict)
+    by_part: set[str] = field(default_factory=set)
+    records: Records = field(default_factory=Records, repr=False)
     parts: list[Parts] | None = field(default=None, repr=False)
 
     def record(self, group: int) -> GroupRecord:
@@ -117,21 +128,47 @@ def load_sweep(name: str | None = None, runs_dir: str | Path = "runs", keep_part
         except (OSError, ValueError, TypeError) as error:  # RecordError is a ValueError
             configs.pop(run_dir.name, None)
             notes.append(f"Run {run_dir.name} was left out: {error}")
+    waiting = _without_config(path, notes)
+    if not configs and waiting:
+        raise ReportError(f"sweep={path.name}: nothing is recorded of it yet ({', '.join(waiting.values())}).")
     if not configs:
         raise ReportError(f"sweep={path.name}: none of its runs can be read ({' '.join(notes)}).")
     arms = find_arms(list(configs.values()))
     runs = _runs_frame(path, configs, statuses, arms)
     unread: dict[str, Any] = dict.fromkeys(_COLUMNS, pd.DataFrame())
     sweep = Sweep(path.name, path, arms, runs, **unread, configs=configs, statuses=statuses, notes=notes)
+    sweep.records = Records(keep_parts)
     _read_records(sweep, keep_parts)
+    sweep.waiting = _waiting(sweep) | waiting
     return sweep
+
+
+def _waiting(sweep: Sweep) -> dict[str, str]:
+    """Queued runs of which nothing is recorded."""
+    recorded = {str(run) for frame in (sweep.metrics, sweep.groups) for run in frame["run"].unique()}
+    queued = sweep.runs[(sweep.runs["state"] == "queued") & ~sweep.runs["run"].isin(recorded)]
+    return dict(zip(queued["run"].astype(str), queued["name"].astype(str), strict=True))
+
+
+def _without_config(path: Path, notes: list[str]) -> dict[str, str]:
+    """Run folders that hold a status and no configuration yet -> the runs' names."""
+    found = {}
+    for folder in _folders(path, "status.json"):
+        if not (folder / "config.yaml").exists():
+            try:
+                found[folder.name] = read_status(folder).name or folder.name
+            except RecordError as error:
+                notes.append(f"Run {folder.name} was left out: {error}")
+    return found
 
 
 def find_sweep(name: str | None, runs_dir: Path) -> Path:
     """The folder of the named sweep, or of the one whose runs were last written to."""
     if name is not None and not re.fullmatch(r"[\w][\w.+=-]*", name):
         raise ReportError(f"sweep={name}: a sweep's name is one folder name of letters, digits and _ . + = -.")
-    found = sorted(p for p in runs_dir.iterdir() if _run_dirs(p)) if runs_dir.is_dir() else []
+    found = (
+        sorted(p for p in runs_dir.iterdir() if _run_dirs(p) or _folders(p, "status.json")) if runs_dir.is_dir() else []
+    )
     if not found:
         raise ReportError(f"runs_dir={runs_dir}: no sweep was found there; run one first, or name another folder.")
     if name is None:
@@ -143,19 +180,25 @@ def find_sweep(name: str | None, runs_dir: Path) -> Path:
 
 
 def _run_dirs(path: Path) -> list[Path]:
+    return _folders(path, "config.yaml")
+
+
+def _folders(path: Path, holding: str) -> list[Path]:
+    """The run folders of a sweep that hold a file of this name."""
     if not path.is_dir() or path.name.startswith("."):
         return []
-    return sorted(p for p in path.iterdir() if (p / "config.yaml").is_file() and not p.name.startswith("."))
+    return sorted(p for p in path.iterdir() if (p / holding).is_file() and not p.name.startswith("."))
 
 
 def _last_written(path: Path) -> float:
-    files = [f for run in _run_dirs(path) for f in (run / "config.yaml", run / "status.json", run / "metrics.jsonl")]
+    runs = {*_run_dirs(path), *_folders(path, "status.json")}
+    files = [f for run in runs for f in (run / "config.yaml", run / "status.json", run / "metrics.jsonl")]
     return max(f.stat().st_mtime for f in files if f.exists())
 
 
 def _read_config(run_dir: Path) -> dict[str, Any]:
     try:
-        config = yaml.safe_load((run_dir / "config.yaml").read_text(encoding="utf-8"))
+        config = yaml.load((run_dir / "config.yaml").read_text(encoding="utf-8"), Loader=_LOADER)
     except (OSError, ValueError, yaml.YAMLError) as error:
         raise RecordError(f"its config.yaml cannot be read ({' '.join(str(error).split())}).") from error
     if not isinstance(config, dict) or not all(isinstance(config.get(key), int) for key in ("R", "seed")):
@@ -199,33 +242,64 @@ def _runs_frame(
     return frame.sort_values(["arm", "R", "seed", "run"], ignore_index=True)
 
 
+@dataclass
+class _Run:
+    """What was read of one run, or in `fault` why it could not be."""
+
+    frames: dict[str, pd.DataFrame] = field(default_factory=dict)
+    parts: list[Parts] = field(default_factory=list)
+    by_part: bool = False
+    fault: str = ""
+
+
 def _read_records(sweep: Sweep, keep_parts: bool) -> None:
-    """Fill the sweep's frames, records and, unless they are kept in the records, parts, run by run."""
+    """Fill the sweep's frames, records and, unless they are kept in the records, parts, run by run.
+
+    numpy leaves the interpreter to others while it works, so that threads share the processors of this machine.
+    """
+    use = CacheUse()
+    with ThreadPoolExecutor(max_workers=processors()) as pool:
+        found = list(pool.map(lambda run: _read_run(sweep, run, keep_parts, use), sweep.runs["run"]))
     frames_of: dict[str, list[pd.DataFrame]] = {kind: [] for kind in _COLUMNS}
-    parts: list[Parts] = []
-    for run in sweep.runs.itertuples():
-        folder, name = str(run.path), str(run.run)
-        try:
-            groups = read_groups(folder)
-            frames = {
-                "metrics": read_metrics(folder),
-                "groups": group_rows(groups),
-                "evals": _records_frame(read_evals(folder), EvalRecord),
-                "completions": _records_frame(read_completions(folder), Completion),
-            }
-            if not keep_parts:
-                parts += run_parts(name, sweep.kept_by(name), groups)
-                groups = [replace(record, gram_by={}) for record in groups]
-        except (OSError, ValueError, KeyError, TypeError) as error:  # RecordError is a ValueError
-            sweep.notes.append(f"The record of run {name} ({run.name}) was left out: {' '.join(str(error).split())}")
+    for run, read in zip(sweep.runs.itertuples(), found, strict=True):
+        if read.fault:
+            sweep.notes.append(f"The record of run {run.run} ({run.name}) was left out: {read.fault}")
             continue
-        sweep.records += groups
-        for kind, frame in frames.items():
+        sweep.records.add(Path(str(run.path)), read.frames["groups"][KEYS])
+        sweep.by_part |= {str(run.run)} if read.by_part else set()
+        for kind, frame in read.frames.items():
             tags = pd.DataFrame({"run": run.run, "arm": run.arm, "R": run.R, "seed": run.seed}, index=frame.index)
             frames_of[kind].append(pd.concat([tags, frame.drop(columns="R", errors="ignore")], axis=1))
-    for kind, found in frames_of.items():
-        setattr(sweep, kind, _together(found, _COLUMNS[kind]))
-    sweep.parts = None if keep_parts else parts
+        read.frames.clear()
+    for kind, frames in frames_of.items():
+        setattr(sweep, kind, _joined(frames, _COLUMNS[kind]))
+    sweep.parts = None if keep_parts else [part for read in found for part in read.parts]
+    if note := use.note():
+        warnings.warn(note, stacklevel=4)
+
+
+def processors() -> int:
+    """Processors that this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def _read_run(sweep: Sweep, run: str, keep_parts: bool, use: CacheUse) -> _Run:
+    folder, seed = sweep.path / run, int(sweep.configs[run]["seed"])
+    read = _Run()
+    try:
+        groups = GroupRows(folder, seed, RowCache(folder, seed, use)).rows()
+        read.frames = {
+            "metrics": read_metrics(folder),
+            "groups": groups.frame,
+            "evals": _records_frame(read_evals(folder), EvalRecord),
+            "completions": _records_frame(read_completions(folder), Completion),
+        }
+        read.by_part = groups.by_part
+        if groups.by_part and not keep_parts:
+            read.parts = run_parts(run, sweep.kept_by(run), read_groups(folder))
+    except (OSError, ValueError, KeyError, TypeError) as error:  # RecordError is a ValueError
+        read.fault = " ".join(str(error).split()) or type(error).__name__
+    return read
 
 
 def _records_frame(records: list[Any], kind: type) -> pd.DataFrame:
@@ -235,13 +309,13 @@ def _records_frame(records: list[Any], kind: type) -> pd.DataFrame:
 
 _COLUMNS = {
     "metrics": ["step", "time"],
-    "groups": [name for name in group_rows([]).columns if name != "R"],
+    "groups": [name for name in COLUMNS if name != "R"],
     "evals": [f.name for f in fields(EvalRecord)],
     "completions": [f.name for f in fields(Completion)],
 }  # of a sweep of whose runs no record can be read
 
 
-def _together(frames: list[pd.DataFrame], columns: list[str]) -> pd.DataFrame:
+def _joined(frames: list[pd.DataFrame], columns: list[str]) -> pd.DataFrame:
     """One frame; empty parts give their columns only (they would turn numbers into objects)."""
     filled = [f for f in frames if len(f)]
     if filled:

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import numpy as np
 import pandas as pd
 
-from grpo_sweeps.intervals import Interval, mean_interval, paired_difference
+from grpo_sweeps.intervals import Clusters, Interval, mean_interval, mean_over, paired_difference
 from grpo_sweeps.report.measure import MATRICES, QUANTITIES
 from grpo_sweeps.report.query import Sweep
 
@@ -43,9 +43,14 @@ def usable_groups(sweep: Sweep, arm: str, R: int) -> pd.DataFrame:
     return g[(g["arm"] == arm) & (g["R"] == R) & g["mixed"].astype(bool) & g["effective_rank"].notna()]
 
 
-def pooled(groups: pd.DataFrame, column: str, alpha: float = 0.05) -> Interval:
-    """Mean of a column over groups, with its interval clustered by prompt and seed."""
-    return mean_interval(groups[column], groups["prompt_id"], groups["seed"], alpha=alpha)
+def clusters(groups: pd.DataFrame) -> Clusters:
+    """Prompt and seed of each group, numbered once for the intervals of several columns."""
+    return Clusters(pd.factorize(groups["prompt_id"], sort=True)[0], groups["seed"])
+
+
+def pooled(groups: pd.DataFrame, column: str, alpha: float = 0.05, by: Clusters | None = None) -> Interval:
+    """Mean of a column over groups, with its interval clustered by prompt and seed. `by`: `clusters(groups)`."""
+    return mean_over(groups[column], by or clusters(groups), alpha)
 
 
 def _with_interval(name: str, interval: Interval) -> dict[str, float]:
@@ -59,6 +64,7 @@ def table1(sweep: Sweep) -> pd.DataFrame:
         runs = sweep.runs[(sweep.runs["arm"] == arm) & (sweep.runs["R"] == R)]
         everything = sweep.groups[(sweep.groups["arm"] == arm) & (sweep.groups["R"] == R)]
         groups = usable_groups(sweep, arm, R)
+        by = clusters(groups)
         row: dict[str, object] = {
             "arm": arm, "R": R, "runs": len(runs), "runs_finished": int((runs["state"] == "finished").sum()),
             "seeds": runs["seed"].nunique(), "groups": len(everything),
@@ -66,11 +72,11 @@ def table1(sweep: Sweep) -> pd.DataFrame:
             "prompts": groups["prompt_id"].nunique(), "distinct_rollouts": groups["distinct"].astype(float).mean(),
         }  # fmt: skip
         for name in QUANTITIES:
-            row |= _with_interval(name, pooled(groups, name))
+            row |= _with_interval(name, pooled(groups, name, by=by))
         for name in ("effective_rank", "entropy_rank"):
             row |= {f"{name}_floor_{end}": groups[f"{name}_floor_{end}"].mean() for end in ("low", "high")}
         row |= {name: groups[name].astype(float).mean() for name in NULLS}
-        row |= _with_interval("measured_minus_null", pooled_difference(groups))
+        row |= _with_interval("measured_minus_null", pooled_difference(groups, by=by))
         row |= accuracies(sweep, arm, R)
         paper = PAPER_TABLE1.get(R)
         row["paper_effective_rank"] = f"about {paper.effective_rank:g}" if paper else ""
@@ -79,10 +85,10 @@ def table1(sweep: Sweep) -> pd.DataFrame:
     return pd.DataFrame(rows)
 
 
-def pooled_difference(groups: pd.DataFrame, alpha: float = 0.05) -> Interval:
+def pooled_difference(groups: pd.DataFrame, alpha: float = 0.05, by: Clusters | None = None) -> Interval:
     """Mean over groups of effective rank minus its null for the recorded weights (orthogonal scores of equal norm)."""
     difference = groups["effective_rank"] - groups["null_effective_rank"]
-    return mean_interval(difference, groups["prompt_id"], groups["seed"], alpha=alpha)
+    return mean_over(difference, by or clusters(groups), alpha)
 
 
 def accuracies(sweep: Sweep, arm: str, R: int) -> dict[str, object]:
@@ -138,9 +144,10 @@ def ranks(sweep: Sweep) -> pd.DataFrame:
     rows = []
     for arm, R in sweep.cells:
         groups = usable_groups(sweep, arm, R)
+        by = clusters(groups)
         for prefix, matrix in MATRICES.items():
             for name in QUANTITIES:
-                interval = pooled(groups, prefix + name)
+                interval = pooled(groups, prefix + name, by=by)
                 rows.append(
                     {"arm": arm, "R": R, "matrix": matrix, "quantity": name, "groups": interval.n}
                     | {"mean": interval.mean, "low": interval.low, "high": interval.high}
@@ -160,10 +167,11 @@ def by_k(sweep: Sweep) -> pd.DataFrame:
             continue
         for k in range(1, R):
             part = groups[groups["k"] == k]
+            by = clusters(part)
             row: dict[str, object] = {"arm": arm, "R": R, "k": k, "groups": len(part)}
             row["distinct_rollouts"] = part["distinct"].astype(float).mean()
             for name in QUANTITIES:
-                row |= _with_interval(name, pooled(part, name))
+                row |= _with_interval(name, pooled(part, name, by=by))
             row["null_closed_form"] = 4.0 * k * (R - k) / R
             row |= {name: part[name].astype(float).mean() for name in NULLS if name != "null_closed_form"}
             for prefix in ("scores_", "unit_", "centred_"):
@@ -184,6 +192,7 @@ def by_step(sweep: Sweep, arm: str, R: int, column: str, windows: int) -> pd.Dat
         return pd.DataFrame(columns=["step", "mean", "low", "high", "groups"])
     width = int(np.ceil((groups["step"].max() + 1) / windows))
     rows = []
+    groups = groups[["step", "prompt_id", "seed", column]]
     for _, part in groups.groupby(groups["step"] // width):
         interval = pooled(part, column)
         rows.append((part["step"].mean(), interval.mean, interval.low, interval.high, interval.n))

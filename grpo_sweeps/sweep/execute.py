@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import fcntl
 import logging
 import os
 import time
@@ -16,20 +15,26 @@ from typing import Any
 from grpo_sweeps.config import RunConfig, to_mapping
 from grpo_sweeps.sweep.identity import identity
 from grpo_sweeps.sweep.ledger import status_or_none
+from grpo_sweeps.sweep.lock import LOCK_FILE, Mine, NotOurs, only_writer
 from grpo_sweeps.sweep.say import say
-from grpo_sweeps.tracking import provenance
+from grpo_sweeps.sweep.signals import Stops
+from grpo_sweeps.tracking import provenance, source
 from grpo_sweeps.tracking.atomic import write_text
-from grpo_sweeps.tracking.status import ENDED, RunStatus, StatusWriter
+from grpo_sweeps.tracking.status import ENDED, RunStatus, StatusWriter, process_started
 from grpo_sweeps.types import ConfigError
 
-CONFIG_FILE, LOG_FILE, LOCK_FILE = "config.yaml", "log.txt", ".lock"
+__all__ = ["CONFIG_FILE", "LOCK_FILE", "LOG_FILE", "RunResult", "Signals", "execute", "result_of"]
+
+CONFIG_FILE, LOG_FILE = "config.yaml", "log.txt"
 INTERRUPTED = "interrupted (Ctrl-C or SIGTERM)"
+ELSEWHERE = "another process is running this run"
+TRACEBACK_LINES = 40  # of a failure, kept in status.json
 
 
 @dataclass(frozen=True)
 class RunResult:
-    """How a run ended. `state` is the status's; `config_error` tells a configuration that could not be used from a
-    failure."""
+    """How a run ended. `state` is the status's, and "running" for a run that another process holds: this one has left
+    it alone. `config_error` tells a configuration that could not be used from a failure."""
 
     identity: str
     name: str
@@ -42,7 +47,13 @@ class RunResult:
 
     @property
     def ok(self) -> bool:
-        return self.state == "finished"
+        """Nothing went wrong here: the run has finished, or another process is busy with it."""
+        return self.state == "finished" or self.elsewhere
+
+    @property
+    def elsewhere(self) -> bool:
+        """Another process is running it."""
+        return self.state == "running"
 
     @property
     def log(self) -> Path:
@@ -55,11 +66,12 @@ def _never() -> bool:
 
 @dataclass(frozen=True)
 class Signals:
-    """What the process has heard: `interrupted` Ctrl-C or SIGTERM, `requeued` that Submitit has put its job back in
-    the queue."""
+    """What the caller has heard: `interrupted` Ctrl-C or SIGTERM, `requeued` that Submitit has put its job back in
+    the queue. `grace_s`: seconds that a job has from the first signal to the moment when it is ended in mid-step."""
 
     interrupted: Callable[[], bool] = _never
     requeued: Callable[[], bool] = _never
+    grace_s: float | None = None
 
 
 def execute(
@@ -73,44 +85,49 @@ def execute(
     """Train the run that `frozen` describes (the written form of RunConfig) in `run_dir`; returns, whatever happened
     to it.
 
-    A failure is in the result, in status.json and, with its traceback, in log.txt. Ctrl-C gives the state
-    `interrupted`. Only what asks the process itself to end is raised on: the SystemExit of a requeued job and
-    submitit's UncompletedJobError. A run that has finished in the meantime, or that another process holds, is left
-    alone. A folder that cannot be written (a full disk) is a failure too, although only the result can say so.
+    A failure is in the result, in status.json and, with its traceback, in log.txt. A signal that asks the run to end
+    (see sweep/signals.py) is followed at the end of the step, with a checkpoint: Ctrl-C and SIGTERM give the state
+    `interrupted`, Submitit's signal puts the job back into the queue. Only what asks the process itself to end is
+    raised on: the SystemExit of a requeued job and submitit's UncompletedJobError. A run that has finished in the
+    meantime, or that another process holds, is left alone. A folder that cannot be written (a full disk) is a failure
+    too, although only the result can say so.
     """
     config = RunConfig.from_mapping(frozen)
     run_dir, name = Path(run_dir), name or f"R={config.R} seed={config.seed}"
     try:
-        return _execute(config, run_dir, name, command, signals)
+        with Stops(signals.grace_s) as stops:
+            return _execute(config, run_dir, name, command, signals, stops)
     except OSError as error:
         say(f"{name}: its folder could not be written ({_reason(error)})")
         total = config.trainer.steps
         return RunResult(identity(config), name, "failed", str(run_dir), total=total, error=_reason(error))
 
 
-def _execute(config: RunConfig, run_dir: Path, name: str, command: str, signals: Signals) -> RunResult:
+def _execute(config: RunConfig, run_dir: Path, name: str, command: str, signals: Signals, stops: Stops) -> RunResult:
     """`execute` up to what the file system refuses."""
     run_dir.mkdir(parents=True, exist_ok=True)
     status = RunStatus(
         state="running", identity=identity(config), name=name, sweep=config.sweep,
         total=config.trainer.steps, host=provenance.host(), pid=os.getpid(), job_id=provenance.job_id(),
-        started=time.time(), command=command,
+        started=time.time(), command=command, pid_started=process_started(os.getpid()),
     )  # fmt: skip
-    with _lock(run_dir) as held:
+    with only_writer(run_dir) as mine:
         previous = status_or_none(run_dir)
-        if not held:
-            return _result(run_dir, replace(status, state="failed", error="another process is running this run"))
+        step = previous.step if previous else 0
+        if mine is None:
+            return _result(run_dir, replace(status, step=step, error=ELSEWHERE))
         if previous and previous.state == "finished" and previous.step >= config.trainer.steps:
             return _result(run_dir, previous)
         status = replace(
             status, commit=provenance.commit(), dirty=provenance.dirty(), versions=provenance.versions(),
-            step=previous.step if previous else 0,
+            step=step, notes=previous.notes if previous else [],
         )  # fmt: skip
         write_text(run_dir / CONFIG_FILE, _yaml(to_mapping(config)))
         result = None
         try:
-            with _logged_to(run_dir / LOG_FILE) as log, StatusWriter(run_dir, status) as writer:
-                result = _train(config, run_dir, writer, log, signals)
+            with _logged_to(run_dir / LOG_FILE) as log, StatusWriter(run_dir, status, mine=mine) as writer:
+                _log_start(run_dir, writer, log, command)
+                result = _train(config, run_dir, writer, log, _Ears(signals, stops, mine))
         except OSError as error:
             if result is None or result.ok:  # nothing, or not the truth, stands in its status
                 raise
@@ -118,31 +135,37 @@ def _execute(config: RunConfig, run_dir: Path, name: str, command: str, signals:
         return result
 
 
-def _train(config: RunConfig, run_dir: Path, writer: StatusWriter, log: logging.Logger, signals: Signals) -> RunResult:
+@dataclass(frozen=True)
+class _Ears:
+    """Everything that may end a run from outside."""
+
+    signals: Signals
+    stops: Stops
+    mine: Mine
+
+
+def _log_start(run_dir: Path, writer: StatusWriter, log: logging.Logger, command: str) -> None:
+    """The log's first line, and a note where the code is no longer what was submitted."""
+    status = writer.status
+    log.info("run %s (%s) starts on %s, process %d", status.identity, status.name, status.host, os.getpid())
+    for sentence in source.since_submission(run_dir, command):
+        log.info("%s", sentence)
+        writer.note(sentence)
+
+
+def _train(config: RunConfig, run_dir: Path, writer: StatusWriter, log: logging.Logger, ears: _Ears) -> RunResult:
     """Call the training loop and record how it ended."""
-    log.info(
-        "run %s (%s) starts on %s, process %d",
-        writer.status.identity,
-        writer.status.name,
-        writer.status.host,
-        os.getpid(),
-    )
     config_error = False
     try:
-        from grpo_sweeps.loop.train import train
-
-        def heartbeat(done: int, total: int, metrics: Mapping[str, float]) -> None:
-            writer.step(done)
-            log.info("step %d/%d  %s", done, total, _numbers(metrics))
-            if signals.interrupted():  # a bare `except` of a library has swallowed the KeyboardInterrupt
-                raise KeyboardInterrupt
-
-        train(config, run_dir, heartbeat, writer.status.name)
+        _loop(config, run_dir, writer, log, ears)
+    except NotOurs:
+        say(f"{writer.status.name}: {ELSEWHERE}; this one has stopped")
+        return _result(run_dir, replace(writer.status, state="running", error=ELSEWHERE))
     except KeyboardInterrupt:
         log.info("interrupted")
         _note(writer, state="interrupted", ended=time.time(), error=INTERRUPTED)
     except (Exception, SystemExit) as error:  # SystemExit: a function of the user's own may call sys.exit
-        if isinstance(error, SystemExit) and signals.requeued():
+        if isinstance(error, SystemExit) and ears.signals.requeued():
             log.info("stopped by a signal; the job is queued again")
             _note(writer, state="queued")
             raise
@@ -150,17 +173,63 @@ def _train(config: RunConfig, run_dir: Path, writer: StatusWriter, log: logging.
             log.info("%s", error)
             _note(writer, state="interrupted", ended=time.time(), error=str(error))
             raise
-        log.error("%s", traceback.format_exc().rstrip())
-        if signals.interrupted():  # a library has made an error of its own of the KeyboardInterrupt
-            _note(writer, state="interrupted", ended=time.time(), error=INTERRUPTED)
+        trace = traceback.format_exc().rstrip()
+        log.error("%s", trace)
+        if ears.stops.leaving:  # a library has made an error of its own of the interruption, or there is no scontrol
+            reason = INTERRUPTED if ears.stops.request == "stop" else f"not queued again: {_reason(error)}"
+            _note(writer, state="interrupted", ended=time.time(), error=reason)
         else:
             config_error = isinstance(error, ConfigError)
-            _note(writer, state="failed", ended=time.time(), error=str(error) if config_error else _reason(error))
+            tail = None if config_error else provenance.redact("\n".join(trace.splitlines()[-TRACEBACK_LINES:]))
+            reason = str(error) if config_error else _reason(error)
+            _note(writer, state="failed", ended=time.time(), error=reason, traceback=tail)
     else:
         log.info("finished")
         done = max(config.trainer.steps, writer.status.step)
         writer.update(state="finished", ended=time.time(), step=done, error=None)
     return replace(_result(run_dir, writer.status), config_error=config_error)
+
+
+def _loop(config: RunConfig, run_dir: Path, writer: StatusWriter, log: logging.Logger, ears: _Ears) -> None:
+    """Train until the end or until somebody asks to stop.
+
+    Raises KeyboardInterrupt after a stop, and what Submitit raises when the job has been queued again or may not be.
+    """
+    from grpo_sweeps.loop.train import train
+    from grpo_sweeps.loop.watch import Stopped, Watch
+
+    def begin(done: int) -> None:
+        writer.step(done)
+        ears.stops.begin()
+
+    def step(done: int, total: int, metrics: Mapping[str, float]) -> None:
+        begin(done)
+        log.info("step %d/%d  %s", done, total, _numbers(metrics))
+
+    def guard() -> None:
+        if not ears.mine():
+            raise NotOurs
+
+    def stop() -> bool:
+        guard()
+        return ears.stops.requested() or ears.signals.interrupted()
+
+    def note(sentence: str) -> None:
+        say(f"{writer.status.name}: {sentence}")
+        log.info("%s", sentence)
+        try:
+            writer.note(sentence)
+        except OSError as error:  # the full disk that the sentence may be about
+            _say_unwritten(writer.status.name, error)
+
+    try:
+        train(config, run_dir, Watch(begin, step, stop, note, guard), writer.status.name)
+    except Stopped:
+        log.info("stopped after step %d (%s)", writer.status.step, ears.stops.cause or "asked to")
+        if ears.stops.request == "requeue":
+            _note(writer, state="queued")  # before: the requeue kills this process
+            ears.stops.requeue()
+        raise KeyboardInterrupt from None
 
 
 def _note(writer: StatusWriter, **changes: Any) -> None:
@@ -207,21 +276,6 @@ def _yaml(mapping: Mapping[str, Any]) -> str:
     import yaml
 
     return str(yaml.safe_dump(dict(mapping), sort_keys=False, allow_unicode=True, width=120))
-
-
-@contextmanager
-def _lock(run_dir: Path) -> Iterator[bool]:
-    """Hold the run's lock while in the context; False when another process holds it. It ends with the process."""
-    with open(run_dir / LOCK_FILE, "a") as file:
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            yield False
-            return
-        except OSError:
-            yield True  # a file system without locks: the status is all there is to go by
-            return
-        yield True
 
 
 @contextmanager

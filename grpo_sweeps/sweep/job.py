@@ -11,14 +11,21 @@ from typing import Any
 from grpo_sweeps.sweep.execute import RunResult, Signals, execute
 from grpo_sweeps.sweep.launch import MIRROR_LOG, RunFailed
 
+GRACE_S = 60.0
+MIRROR_WAIT_S = 5.0  # at the end of a job, for a server that does not answer: the GPU is waiting for the next one
+
 
 class RunJob:
     """Callable with checkpoint(): Submitit calls that on a time limit or a preemption and puts the job back in the
     queue."""
 
-    def __init__(self, copies: bool = False) -> None:
-        """copies: this job copies its own record to an MLflow server while it runs."""
-        self.copies = copies
+    def __init__(self, copies: bool = False, grace_s: float = GRACE_S) -> None:
+        """copies: this job copies its own record to an MLflow server while it runs.
+
+        grace_s: seconds from Submitit's signal to the moment when the job is queued again, whether the step is done or
+        not; half of the launcher's signal_delay_s.
+        """
+        self.copies, self.grace_s = copies, grace_s
         self._requeued = False
 
     def __call__(
@@ -30,9 +37,8 @@ class RunJob:
             if path not in sys.path:
                 sys.path.append(path)
         with self._mirror(frozen, Path(run_dir)):
-            result = execute(
-                frozen, run_dir, name=name, command=command, signals=Signals(requeued=lambda: self._requeued)
-            )
+            signals = Signals(requeued=lambda: self._requeued, grace_s=self.grace_s)
+            result = execute(frozen, run_dir, name=name, command=command, signals=signals)
         if not result.ok:
             raise RunFailed([result])
         return result
@@ -44,7 +50,9 @@ class RunJob:
         from grpo_sweeps.tracking.mirror import Follower
 
         tracking = RunConfig.from_mapping(frozen).tracking
-        return Follower(run_dir.parent.name, run_dir.parents[1], tracking, run_dir / MIRROR_LOG, run=run_dir.name)
+        return Follower(
+            run_dir.parent.name, run_dir.parents[1], tracking, run_dir / MIRROR_LOG, run_dir.name, MIRROR_WAIT_S
+        )
 
     def checkpoint(self, *args: Any, **kwargs: Any) -> Any:
         """The same run again: it goes on from the last checkpoint in its folder."""

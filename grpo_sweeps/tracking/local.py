@@ -63,7 +63,8 @@ def _evals(run_dir: Path | str) -> Journal:
 
 
 class LocalRecord:
-    """Writes one run's record. A context manager; leaving it compacts everything into one segment a folder.
+    """Writes one run's record. A context manager; leaving it compacts everything into one segment a folder, or, after
+    an exception, only what is still in the journals (a run that is asked to stop has little time).
 
     Opening a record that a crash left half-written mends it.
     """
@@ -112,13 +113,13 @@ class LocalRecord:
         for journal in self._journals:
             journal.truncate_after(step)
 
-    def close(self) -> None:
-        """Compact into one segment a folder and close the files. A second call does nothing."""
+    def close(self, merge: bool = True) -> None:
+        """Compact (`merge`: into one segment a folder) and close the files. A second call does nothing."""
         if self._closed:
             return
         self._closed = True
         try:
-            self.compact(merge=True)
+            self.compact(merge)
         finally:
             self._metrics.close()
             for journal in self._journals:
@@ -127,8 +128,8 @@ class LocalRecord:
     def __enter__(self) -> LocalRecord:
         return self
 
-    def __exit__(self, *exc: object) -> None:
-        self.close()
+    def __exit__(self, kind: type[BaseException] | None, *exc: object) -> None:
+        self.close(merge=kind is None)
 
 
 def _plain_number(name: str, value: Any) -> float | int | str:

@@ -15,6 +15,7 @@ import contextlib
 import importlib.util
 import os
 import select
+import signal
 import subprocess
 import sys
 import time
@@ -22,7 +23,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TextIO
 
 import grpo_sweeps
-from grpo_sweeps.tracking.copy_state import LOCK_NAME, locked
+from grpo_sweeps.tracking.copy_state import FILE_NAME, LOCK_NAME, locked
 from grpo_sweeps.tracking.mlflow_store import RefusedError, Store, StoreError, resolve_uri, sqlite_path
 from grpo_sweeps.tracking.provenance import redact
 from grpo_sweeps.types import ConfigError
@@ -33,6 +34,7 @@ if TYPE_CHECKING:
 EVERY = 5.0  # seconds between passes
 EVERY_DOWN = 30.0  # after a pass that found no store
 WAIT = 60.0  # seconds that a launcher waits for the last pass
+JOB_SIGNALS = (signal.SIGUSR1, signal.SIGUSR2, signal.SIGTERM)  # SIGCONT does nothing to a process that runs
 
 
 class Mirror:
@@ -108,6 +110,51 @@ class Mirror:
         return total
 
 
+def prepare_store(uri: str, experiment: str, wait: float = 60.0) -> None:
+    """Make the store and its experiment where they are missing; imports MLflow. Raises StoreError.
+
+    A dozen processes that meet on a fresh database fail in its migrations: one makes it, under the lock that copies to
+    it take as well, and the others find it made.
+    """
+    with contextlib.ExitStack() as locks:
+        path = sqlite_path(uri)
+        if path is not None:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            if not locks.enter_context(locked(path.with_name(path.name + ".lock"), wait)):
+                raise StoreError(f"{redact(uri)}: another process has been writing to it for {wait:.0f} s.")
+        Store(uri, experiment)
+
+
+def initialise(tracking: Any, timeout: float = 120.0) -> str | None:
+    """`prepare_store` in another process (the import of MLflow takes seconds), for a launcher before it queues jobs.
+
+    tracking: kind, uri, experiment (TrackingConfig). Returns a sentence where the store cannot be made, else None.
+    """
+    if tracking.kind != "mlflow" or importlib.util.find_spec("mlflow") is None:
+        return None
+    command = [sys.executable, "-m", "grpo_sweeps.sync", "--init", "uri=env", f"experiment={tracking.experiment}"]
+    try:
+        done = subprocess.run(
+            command, env=_environment(resolve_uri(tracking.uri)), capture_output=True, text=True, timeout=timeout
+        )
+    except subprocess.TimeoutExpired:
+        return f"the tracking store did not answer for {timeout:.0f} s."
+    lines = done.stderr.strip().splitlines() or [f"exit code {done.returncode}"]
+    return None if done.returncode == 0 else redact(lines[-1])
+
+
+def _environment(uri: str) -> dict[str, str]:
+    """Of a child that copies: the address is not on the command line, which every user of the machine can read."""
+    root = str(Path(grpo_sweeps.__path__[0]).parent)
+    return {
+        **os.environ,
+        "MLFLOW_TRACKING_URI": uri,
+        "PYTHONPATH": os.pathsep.join(filter(None, [root, os.environ.get("PYTHONPATH")])),
+        "OMP_NUM_THREADS": "1",
+        "CUDA_VISIBLE_DEVICES": "",
+    }
+
+
 def _has_metrics(folder: Path) -> bool:
     try:
         return (folder / "metrics.jsonl").stat().st_size > 0
@@ -128,8 +175,26 @@ def _look(folder: Path, stale: bool) -> tuple[Any, ...]:
     return (stale, *sizes)
 
 
+def _handle(action: signal.Handlers) -> None:
+    """Ignore the signals that a scheduler sends to every process of a job, this one included, but that mean the run;
+    or take them again."""
+    for number in JOB_SIGNALS:
+        signal.signal(number, action)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, JOB_SIGNALS)
+
+
+def _is_follower() -> bool:
+    """`Follower` starts its child with the job's signals blocked; by hand nobody does."""
+    return set(JOB_SIGNALS) <= signal.pthread_sigmask(signal.SIG_BLOCK, [])
+
+
 def follow(mirror: Mirror, stdin: TextIO, every: float = EVERY) -> int:
-    """Copy what is new every few seconds until `stdin` ends, then once more. Exit code 0 when all has been copied."""
+    """Copy what is new every few seconds until `stdin` ends, then once more. Exit code 0 when all has been copied.
+
+    As a job's follower it is ended by signals only in that last pass: what it leaves undone then, `sync` completes.
+    """
+    if deaf := _is_follower():
+        _handle(signal.SIG_IGN)
     with contextlib.suppress(OSError):
         os.nice(10)
     said: list[str] = []
@@ -137,6 +202,8 @@ def follow(mirror: Mirror, stdin: TextIO, every: float = EVERY) -> int:
     while not ended:
         # Until the first run shows up, look more often: the sweep should be seen in MLflow from its first steps on.
         ended = _ended(stdin, EVERY_DOWN if down else every if said or mirror.begun else min(1.0, every))
+        if ended and deaf:
+            _handle(signal.SIG_DFL)
         try:
             copied = mirror.copy(wait=WAIT if ended else 0.0)
             down, lines = False, mirror.problems
@@ -162,6 +229,13 @@ def _ended(stdin: TextIO, seconds: float) -> bool:
         return True
 
 
+def _changed(path: Path | None) -> int:
+    try:
+        return path.stat().st_mtime_ns if path is not None else 0
+    except FileNotFoundError:
+        return 0
+
+
 class Follower:
     """Mirrors a sweep while the block runs; does nothing with `tracking=local` or without MLflow installed.
 
@@ -169,8 +243,8 @@ class Follower:
             ...  # train
 
     tracking: kind, uri, experiment (TrackingConfig). run: the identity of one run, for a job that mirrors its own
-    alone. Never raises on account of MLflow. Leaving waits up to `wait` seconds for the last pass and then says how
-    to complete it.
+    alone. Never raises on account of MLflow. Leaving waits up to `wait` seconds for the last pass (for one run: for a
+    sign of it) and then says how to complete it; it does not wait when a SystemExit passes, a job queued again.
     """
 
     def __init__(
@@ -201,26 +275,23 @@ class Follower:
         return self
 
     def _start(self) -> subprocess.Popen[bytes]:
-        uri = resolve_uri(self.tracking.uri)
-        root = str(Path(grpo_sweeps.__path__[0]).parent)
-        environment = {
-            **os.environ,
-            "MLFLOW_TRACKING_URI": uri,  # not on the command line, which every user of the machine can read
-            "PYTHONPATH": os.pathsep.join(filter(None, [root, os.environ.get("PYTHONPATH")])),
-            "OMP_NUM_THREADS": "1",
-            "CUDA_VISIBLE_DEVICES": "",
-        }
+        environment = _environment(resolve_uri(self.tracking.uri))
         command = [sys.executable, "-m", "grpo_sweeps.sync", f"sweep={self.sweep}", f"runs_dir={self.runs_dir}"]
         command += [f"experiment={self.tracking.experiment}", "uri=env", "--follow"]
         if self.run is not None:
             command.append(f"run={self.run}")
         self.log_path.parent.mkdir(parents=True, exist_ok=True)
-        with open(self.log_path, "ab") as log:
-            return subprocess.Popen(
-                command, stdin=subprocess.PIPE, stdout=log, stderr=log, env=environment, start_new_session=True
-            )
+        # Inherited, so that a signal in the seconds before `follow` is reached does not kill it.
+        before = signal.pthread_sigmask(signal.SIG_BLOCK, JOB_SIGNALS)
+        try:
+            with open(self.log_path, "ab") as log:
+                return subprocess.Popen(
+                    command, stdin=subprocess.PIPE, stdout=log, stderr=log, env=environment, start_new_session=True
+                )
+        finally:
+            signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
-    def __exit__(self, *exc: object) -> None:
+    def __exit__(self, kind: type[BaseException] | None, *exc: object) -> None:
         child = self._child
         if child is None:
             return
@@ -230,8 +301,10 @@ class Follower:
             child.stdin.flush()
         with contextlib.suppress(BrokenPipeError):
             child.stdin.close()
+        if kind is not None and issubclass(kind, SystemExit):
+            return  # the job is queued again, and its next turn copies on
         try:
-            code = child.wait(self.wait)
+            code = self._waited_for(child)
         except subprocess.TimeoutExpired:
             print(f"mirror: still copying to MLflow after {self.wait:.0f} s and going on by itself; {self._later()}")
             return
@@ -240,6 +313,22 @@ class Follower:
             raise
         if code != 0:
             print(f"mirror: the copy in MLflow is not complete (see {self.log_path}); {self._later()}")
+
+    def _waited_for(self, child: subprocess.Popen[bytes]) -> int:
+        """The child's exit code. For one run, `wait` is how long nothing may come of it: a server that hangs is told
+        from one that has much to take."""
+        began = last = time.monotonic()
+        note = None if self.run is None else self.runs_dir / self.sweep / self.run / FILE_NAME
+        before = _changed(note)
+        while True:
+            left = min(self.wait - (time.monotonic() - last), max(self.wait, WAIT) - (time.monotonic() - began))
+            try:
+                return child.wait(max(0.0, min(left, 0.5)))
+            except subprocess.TimeoutExpired:
+                if left <= 0:
+                    raise
+            if (now := _changed(note)) != before:
+                before, last = now, time.monotonic()
 
     def _later(self) -> str:
         return f"nothing is lost: python -m grpo_sweeps.sync sweep={self.sweep} runs_dir={self.runs_dir} completes it."

@@ -24,6 +24,7 @@ from typing import Any
 import pyarrow.parquet as pq
 
 from grpo_sweeps.tracking.copy_state import CopyState, StoreState
+from grpo_sweeps.tracking.growing import growing
 from grpo_sweeps.tracking.lines import left_out, line_fault, number_from_json
 from grpo_sweeps.tracking.local import CONFIG, METRICS, read_config, record_tables
 from grpo_sweeps.tracking.mlflow_store import PARAM_LIMIT, Point, Store, clean_key, stored_value
@@ -161,12 +162,11 @@ def _user() -> str:
 
 
 def _copy_metrics(store: Store, state: CopyState, run_dir: Path, status: RunStatus, tags: dict[str, str]) -> int:
-    data = _whole_lines(run_dir / METRICS)
+    record = growing(run_dir / METRICS)
     run_id, noted = _known(state)
     copied = noted.metrics_bytes
-    went_back = len(data) < copied or hashlib.sha256(data[:copied]).hexdigest() != noted.metrics_sha256
-    if noted.pending or (copied and went_back):
-        points = _points(data, run_dir / METRICS)
+    if noted.pending or (copied and not record.starts_with(copied, noted.metrics_sha256)):
+        points = _points(record.bytes(0), run_dir / METRICS)
         there = store.history(run_id)
         if _contradicts(points, there, ended=status.state in ENDED or status.stale()):
             print(
@@ -183,26 +183,18 @@ def _copy_metrics(store: Store, state: CopyState, run_dir: Path, status: RunStat
             point in here for point in there
         )  # else the run went back and has not come here again: look again
     else:
-        missing, verified = _points(data[copied:], run_dir / METRICS), True
-        if not missing and copied == len(data):
+        if copied == record.size:
             return 0
+        missing, verified = _points(record.bytes(copied), run_dir / METRICS), True
     if missing:
         noted.pending = True
         state.save()
         store.log_points(run_id, missing)
-    noted.metrics_bytes, noted.metrics_sha256 = len(data), hashlib.sha256(data).hexdigest()
+    record.mark()
+    noted.metrics_bytes, noted.metrics_sha256 = record.size, record.digest()
     noted.pending = not verified
     state.save()
     return len(missing)
-
-
-def _whole_lines(path: Path) -> bytes:
-    """The file up to its last newline: a line being written is left for the next pass."""
-    try:
-        data = path.read_bytes()
-    except FileNotFoundError:
-        return b""
-    return data[: data.rfind(b"\n") + 1]
 
 
 @functools.cache

@@ -37,6 +37,7 @@ _ENVIRONMENT = {
     "MLFLOW_HTTP_REQUEST_TIMEOUT": str(TIMEOUT),
     "MLFLOW_HTTP_REQUEST_BACKOFF_FACTOR": "1",
     "MLFLOW_ENABLE_ARTIFACTS_PROGRESS_BAR": "false",
+    "MLFLOW_SUPPRESS_PRINTING_URL_TO_STDOUT": "true",
     "GIT_PYTHON_REFRESH": "quiet",
 }
 NETWORK_FILE_SYSTEMS = frozenset(
@@ -142,12 +143,20 @@ class Store:
             self.experiment_id = self._experiment_id()
 
     def _experiment_id(self) -> str:
+        from mlflow.exceptions import MlflowException
+
         found = self.client.get_experiment_by_name(self.experiment)
         if found is None:
             path = sqlite_path(self.uri)
             # Beside the database. A server places its artifacts itself.
             place = None if path is None else (path.parent / "mlartifacts" / clean_key(self.experiment)).as_uri()
-            return self.client.create_experiment(self.experiment, artifact_location=place)
+            try:
+                return self.client.create_experiment(self.experiment, artifact_location=place)
+            except MlflowException as error:  # another process has made it since
+                if error.error_code != "RESOURCE_ALREADY_EXISTS":
+                    raise
+                found = self.client.get_experiment_by_name(self.experiment)
+                assert found is not None
         if found.lifecycle_stage != "active":
             raise StoreError(
                 f"experiment {self.experiment!r} is deleted in {redact(self.uri)}: restore it "
@@ -164,16 +173,18 @@ class Store:
             yield
         except MlflowException as error:
             line = redact(str(error).strip().splitlines()[0][:300])
-            if opening or line.startswith("API request to"):
+            if opening or line.startswith("API request to") or error.error_code == "TEMPORARILY_UNAVAILABLE":
                 raise StoreError(f"{redact(self.uri)}: {line}") from error
             raise RefusedError(line) from error
         except (requests.RequestException, ConnectionError, TimeoutError) as error:
             raise StoreError(f"{redact(self.uri)} does not answer: {redact(str(error))[:300]}") from error
         except Exception as error:  # a database's driver: missing, or with errors of its own
-            if not opening:
+            line = redact(" ".join(str(error).split())[:300])
+            if opening:
+                raise StoreError(f"uri={redact(self.uri)} cannot be opened: {line}") from error
+            if not type(error).__module__.startswith("sqlalchemy."):
                 raise
-            line = " ".join(str(error).split())[:300]
-            raise StoreError(f"uri={redact(self.uri)} cannot be opened: {redact(line)}") from error
+            raise StoreError(f"{redact(self.uri)} cannot be used: {line}") from error  # locked, gone, read-only
 
     def find(self, record: str) -> str | None:
         """The id of the run, not deleted, that carries this record's tag."""

@@ -59,6 +59,18 @@ def dirty() -> bool | None:
     return bool(changed or new)
 
 
+@functools.cache
+def diff() -> str | None:
+    """The uncommitted changes of tracked files, reports aside, as `git diff` writes them; None without a checkout.
+
+    Read once a process, like the commit: the modules in memory are those of its start.
+    """
+    top = _git("rev-parse", "--show-toplevel")
+    if commit() is None or top is None:
+        return None
+    return _git("diff", "HEAD", "--no-color", "--no-ext-diff", "--", ".", ":!reports", cwd=Path(top))
+
+
 def _git(*arguments: str, cwd: Path | None = None) -> str | None:
     """git's answer, or None when git is missing, slow, or says no."""
     try:
@@ -68,6 +80,7 @@ def _git(*arguments: str, cwd: Path | None = None) -> str | None:
             env={**os.environ, "GIT_OPTIONAL_LOCKS": "0"},
             capture_output=True,
             text=True,
+            errors="replace",  # a file of another encoding in the diff
             timeout=20,
         )
     except (OSError, subprocess.TimeoutExpired):

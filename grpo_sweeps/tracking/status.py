@@ -7,6 +7,7 @@ import os
 import socket
 import threading
 import time
+from collections.abc import Callable
 from dataclasses import asdict, dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any, Literal, get_args
@@ -20,6 +21,7 @@ ENDED: tuple[str, ...] = ("finished", "failed", "interrupted")
 
 FILE_NAME = "status.json"
 HEARTBEAT_EVERY = 15.0  # seconds between heartbeats of a living run
+MOST_NOTES = 50
 STALE_AFTER = 300.0  # seconds without one after which a run is taken for dead (clocks of nodes differ; disks stall)
 
 
@@ -48,17 +50,25 @@ class RunStatus:
     dirty: bool | None = None
     versions: dict[str, str] = field(default_factory=dict)
     command: str = ""
+    pid_started: int | None = None  # of process `pid`, as `process_started` gives it: tells a process id given away
+    traceback: str | None = None  # the last lines of a failed run's; the whole is in its log.txt
+    notes: list[str] = field(default_factory=list)  # what happened to the run and did not stop it, a sentence each
 
     def stale(self, now: float | None = None, limit: float = STALE_AFTER) -> bool:
         """True for a run that says "running" and does not run any more (killed without a word).
 
-        On the run's own host its process is looked up; elsewhere, or where the process id has been given to another
-        process, the age of the heartbeat decides.
+        On the run's own host its process is looked up, and where it is known when that began, nothing else counts: a
+        clock that was set or a heartbeat that a full disk kept back makes no living run dead. Elsewhere the age of the
+        heartbeat decides.
         """
         if self.state != "running":
             return False
-        if self.host == socket.gethostname() and self.pid and not process_lives(self.pid):
-            return True
+        if self.host == socket.gethostname() and self.pid:
+            if not process_lives(self.pid):
+                return True
+            began = process_started(self.pid)
+            if began is not None and self.pid_started is not None:
+                return began != self.pid_started
         return (time.time() if now is None else now) - self.heartbeat > limit
 
 
@@ -70,11 +80,22 @@ def process_lives(pid: int) -> bool:
         return False
     except PermissionError:
         return True  # it lives, and is another user's
+    return _proc_stat(pid)[:1] != ["Z"]  # without /proc the signal was the answer
+
+
+def process_started(pid: int) -> int | None:
+    """When a process of this host began, in clock ticks since boot (no clock that can be set); None if unknown."""
+    rest = _proc_stat(pid)
+    return int(rest[19]) if len(rest) > 19 else None
+
+
+def _proc_stat(pid: int) -> list[str]:
+    """The fields of /proc/<pid>/stat from the third, the state, on; empty where there are none."""
     try:
         text = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8", errors="replace")
     except OSError:
-        return True  # no /proc here: the signal was the answer
-    return text.rpartition(")")[2].split()[:1] != ["Z"]
+        return []
+    return text.rpartition(")")[2].split()
 
 
 def write_status(run_dir: Path | str, status: RunStatus) -> None:
@@ -116,6 +137,8 @@ def _fits(value: Any, kind: str) -> bool:
         return isinstance(value, float) or is_whole(value)
     if kind == "bool":
         return isinstance(value, bool)
+    if kind == "list[str]":
+        return isinstance(value, list) and all(isinstance(item, str) for item in value)
     if kind == "dict[str, str]":
         return isinstance(value, dict) and all(isinstance(item, str) for item in value.values())
     return isinstance(value, str)
@@ -129,11 +152,19 @@ class StatusWriter:
             writer.update(state="finished", ended=time.time())
 
     Leaving the context stops the heartbeat and writes the last step; it does not judge how the run ended.
+    mine: asked before every write; once it says no, the folder is another process's and nothing is written any more.
     """
 
-    def __init__(self, run_dir: Path | str, status: RunStatus, every: float = HEARTBEAT_EVERY) -> None:
+    def __init__(
+        self,
+        run_dir: Path | str,
+        status: RunStatus,
+        every: float = HEARTBEAT_EVERY,
+        mine: Callable[[], bool] = lambda: True,
+    ) -> None:
         self.run_dir = Path(run_dir)
         self.status = status
+        self._mine = mine
         self._every = every
         self._lock = threading.Lock()
         self._written = 0.0
@@ -144,8 +175,17 @@ class StatusWriter:
         """Change fields and write at once; the heartbeat is set to now."""
         with self._lock:
             self.status = replace(self.status, **{"heartbeat": time.time(), **changes})
+            self._write()
+
+    def note(self, sentence: str) -> None:
+        """Add a sentence to the notes, once."""
+        if sentence not in self.status.notes:
+            self.update(notes=[*self.status.notes, sentence][-MOST_NOTES:])
+
+    def _write(self) -> None:
+        if self._mine():
             write_status(self.run_dir, self.status)
-            self._written = time.monotonic()
+        self._written = time.monotonic()
 
     def step(self, step: int) -> None:
         """Note the updates done; written at most once a second, so that short steps do not wait for the disk."""
@@ -153,8 +193,7 @@ class StatusWriter:
             self.status = replace(self.status, step=step, heartbeat=time.time())
             if time.monotonic() - self._written < 1.0:
                 return
-            write_status(self.run_dir, self.status)
-            self._written = time.monotonic()
+            self._write()
 
     def _beat(self) -> None:
         while not self._stop.wait(self._every):

@@ -129,12 +129,12 @@ def free_port() -> int:
 
 
 @contextlib.contextmanager
-def server(folder: Path, port: int) -> Iterator[None]:
+def server(folder: Path, port: int, backend: str | None = None) -> Iterator[None]:
     """A real tracking server on this machine, stopped with everything it started."""
     command = [sys.executable, "-m", "mlflow", "server", "--host", "127.0.0.1", "--port", str(port), "--workers", "1"]
     command += [
         "--backend-store-uri",
-        f"sqlite:///{folder}/server.db",
+        backend or f"sqlite:///{folder}/server.db",
         "--artifacts-destination",
         str(folder / "served"),
     ]

@@ -7,6 +7,9 @@ import json
 import os
 import pickle
 import random
+import shutil
+import subprocess
+from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
@@ -82,13 +85,65 @@ def damage_missing(path: Path) -> None:
     (path / "manifest.json").unlink()
 
 
-@pytest.mark.parametrize("damage", [damage_cut, damage_flip, damage_manifest, damage_missing])
+def rewritten(path: Path, **changes: object) -> None:
+    """A manifest that fits state.pt, with some keys changed (None: left out)."""
+    size, digest = checkpoint._measure(path / "state.pt")
+    content = {**json.loads((path / "manifest.json").read_text()), "size": size, "sha256": digest, **changes}
+    (path / "manifest.json").write_text(json.dumps({k: v for k, v in content.items() if v is not None}))
+
+
+def damage_list(path: Path) -> None:
+    (path / "manifest.json").write_text("[1, 2]")
+
+
+def damage_key(path: Path) -> None:
+    rewritten(path, step=None)
+
+
+def damage_step(path: Path) -> None:
+    rewritten(path, step="2")
+
+
+def damage_nested(path: Path) -> None:
+    (path / "manifest.json").write_text("[" * 100_000)
+
+
+def damage_other_content(path: Path) -> None:
+    torch.save({"state": {}}, path / "state.pt")
+    rewritten(path)
+
+
+def damage_no_mapping(path: Path) -> None:
+    torch.save([1, 2], path / "state.pt")
+    rewritten(path)
+
+
+def damage_no_archive(path: Path) -> None:
+    (path / "state.pt").write_bytes(b"PK\x03\x04 and no more")
+    rewritten(path)
+
+
+def damage_empty(path: Path) -> None:
+    (path / "state.pt").write_bytes(b"")
+    rewritten(path)
+
+
+DAMAGES = [
+    damage_cut, damage_flip, damage_manifest, damage_missing, damage_list, damage_key, damage_step, damage_nested,
+    damage_other_content, damage_no_mapping, damage_no_archive, damage_empty,
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("damage", DAMAGES)
 def test_a_damaged_newest_falls_back_to_the_one_before(tmp_path, capsys, damage) -> None:
     checkpoint.save(tmp_path, 1, state(1.0), keep=3)
     damage(checkpoint.save(tmp_path, 2, state(2.0), keep=3))
     found = checkpoint.latest(tmp_path)
     assert found is not None and found.step == 1 and found.state["weights"][0, 0] == 1.0
     assert "step_0000002 is damaged" in capsys.readouterr().out
+    said: list[str] = []
+    assert checkpoint.latest(tmp_path, say=said.append) is not None
+    assert len(said) == 1 and "\n" not in said[0] and said[0].endswith("Trying the one before it.")
     damage(tmp_path / "step_0000001")
     assert checkpoint.latest(tmp_path) is None
 
@@ -154,6 +209,32 @@ def test_a_failed_write_leaves_nothing_behind(tmp_path: Path, monkeypatch: pytes
     with pytest.raises(OSError, match="No space"):
         checkpoint.save(tmp_path, 2, state(2.0))
     assert names(tmp_path) == ["step_0000001"]
+
+
+@pytest.fixture
+def small_disk(tmp_path: Path) -> Iterator[Path]:
+    """A file system of 256 KiB, where the system lets this user mount one."""
+    folder = tmp_path / "small"
+    folder.mkdir()
+    command = ["mount", "-t", "tmpfs", "-o", "size=256k", "tmpfs", str(folder)]
+    done = subprocess.run(command, capture_output=True, text=True) if shutil.which("mount") else None
+    if done is None or done.returncode != 0:
+        pytest.skip(f"no tmpfs can be mounted here: {done.stderr.strip() if done else 'there is no mount command'}")
+    yield folder
+    subprocess.run(["umount", "-l", str(folder)], check=True)
+
+
+def test_a_full_disk_leaves_the_old_checkpoint_and_no_litter(small_disk: Path) -> None:
+    checkpoint.save(small_disk, 1, state(1.0))
+    filler = small_disk / "filler"
+    for size in (1000, 30_000, 100_000):  # torch's own buffer fails early, on the way, and at the end
+        filler.write_bytes(b"\0" * (256 * 1024 - 40_000))
+        with pytest.raises(OSError, match=r"No space|could not be written"):
+            checkpoint.save(small_disk, 2, {"weights": torch.zeros(size + 10_000)})
+        assert names(small_disk) == ["filler", "step_0000001"]
+        filler.unlink()
+    checkpoint.save(small_disk, 2, {"weights": torch.zeros(1000)})
+    assert names(small_disk) == ["step_0000002"]
 
 
 def test_what_could_not_be_loaded_is_refused_when_saved(tmp_path: Path) -> None:

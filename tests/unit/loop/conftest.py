@@ -35,6 +35,15 @@ def even_length(completion: str, problem: Problem, seed: int) -> float:
     return float(len(completion) % 2 == 0)
 
 
+def dice(completion: str, problem: Problem, seed: int) -> float:
+    """A reward that draws from every global generator: what a resumed run must find as it was."""
+    import random
+
+    import numpy as np
+
+    return float(random.random() + np.random.random() + float(torch.rand(())) > 1.5)
+
+
 def always(completion: str, problem: Problem, seed: int) -> float:
     return 1.0
 
@@ -86,7 +95,7 @@ def make_config(random_model_folder: Path, tmp_path: Path) -> MakeConfig:
             estimator=FunctionConfig(estimator),
             rollout=RolloutConfig(max_new_tokens=8),
             analysis=AnalysisConfig(**analysis),
-            trainer=TrainerConfig(checkpoint_every=2, device="cpu", **trainer),
+            trainer=TrainerConfig(**({"checkpoint_every": 2, "device": "cpu"} | trainer)),
             tracking=TrackingConfig(kind="local"),
         )
         return dataclasses.replace(config, **changes)
@@ -101,6 +110,6 @@ def loop_functions(monkeypatch: pytest.MonkeyPatch) -> None:
     import types
 
     module = types.ModuleType("loop_functions")
-    for function in (letters, even_length, always, nothing, text, not_a_number, mean_only, explode):
+    for function in (letters, even_length, dice, always, nothing, text, not_a_number, mean_only, explode):
         setattr(module, function.__name__, function)
     monkeypatch.setitem(sys.modules, "loop_functions", module)

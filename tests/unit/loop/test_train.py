@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
+import errno
+import itertools
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -10,7 +12,9 @@ from typing import Any
 import pytest
 
 from grpo_sweeps.config import RunConfig
+from grpo_sweeps.loop import keep
 from grpo_sweeps.loop.train import train
+from grpo_sweeps.loop.watch import Stopped, Watch
 from grpo_sweeps.tracking.local import read_completions, read_evals, read_groups, read_metrics
 
 MakeConfig = Callable[..., RunConfig]
@@ -57,8 +61,121 @@ def test_a_resumed_run_equals_the_uninterrupted_one(make_config: MakeConfig, tmp
             raise Interrupted
 
     with pytest.raises(Interrupted):
-        train(config, tmp_path / "cut", heartbeat=interrupt)
+        train(config, tmp_path / "cut", Watch(step=interrupt))
     train(config, tmp_path / "cut")
+    assert record(tmp_path / "cut") == record(tmp_path / "whole")
+
+
+def checkpoints(folder: Path) -> list[str]:
+    return sorted(path.name for path in (folder / "checkpoints").iterdir())
+
+
+def asked_at(call: int) -> Watch:
+    """A watch that is asked to stop at its n-th question."""
+    calls = itertools.count(1)
+    return Watch(stop=lambda: next(calls) >= call)
+
+
+@pytest.mark.parametrize("call", range(1, 11))
+def test_stopped_anywhere_the_resumed_run_is_the_undisturbed_one(
+    make_config: MakeConfig, tmp_path: Path, call: int
+) -> None:
+    """Four steps and three evaluations of two batches each ask ten times. No step is done twice."""
+    config = make_config(reward="dice", trainer={"checkpoint_every": 0})
+    train(config, tmp_path / "whole")
+    done: list[int] = []
+    with pytest.raises(Stopped):
+        train(config, tmp_path / "cut", dataclasses.replace(asked_at(call), step=lambda step, *_: done.append(step)))
+    train(config, tmp_path / "cut", Watch(step=lambda step, *_: done.append(step)))
+    assert done == [1, 2, 3, 4]
+    assert record(tmp_path / "cut") == record(tmp_path / "whole")
+    assert checkpoints(tmp_path / "cut") == checkpoints(tmp_path / "whole") == ["step_0000004"]
+
+
+def test_a_stop_saves_nothing_that_is_saved_already(make_config: MakeConfig, tmp_path: Path) -> None:
+    config = make_config(trainer={"checkpoint_every": 1, "eval_every": 0})
+    with pytest.raises(Stopped):
+        train(config, tmp_path, asked_at(2))
+    path = tmp_path / "checkpoints" / "step_0000002"
+    before = path.stat().st_mtime_ns, path.stat().st_ino
+    with pytest.raises(Stopped):
+        train(make_config(trainer={"checkpoint_every": 1, "eval_every": 1}), tmp_path, asked_at(1))
+    assert (path.stat().st_mtime_ns, path.stat().st_ino) == before and checkpoints(tmp_path) == ["step_0000002"]
+
+
+def test_a_stopped_record_is_compacted_and_not_merged(make_config: MakeConfig, tmp_path: Path) -> None:
+    config = make_config(trainer={"steps": 6, "checkpoint_every": 2, "eval_every": 0})
+    with pytest.raises(Stopped):
+        train(config, tmp_path, asked_at(5))
+    segments = sorted(path.name for path in (tmp_path / "grams").glob("segment-*"))
+    assert len(segments) == 3 and (tmp_path / "grams" / "journal.jsonl").stat().st_size == 0
+    train(config, tmp_path)
+    assert len(list((tmp_path / "grams").glob("segment-*"))) == 1
+
+
+def test_checkpoints_by_the_clock_and_at_the_end(
+    make_config: MakeConfig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config = make_config(trainer={"checkpoint_every": 0, "checkpoint_minutes": 1.0, "keep_checkpoints": 9})
+    now = [0.0]
+    monkeypatch.setattr(keep.time, "monotonic", lambda: now[0])
+
+    def pass_time(done: int, *_: object) -> None:
+        now[0] += 35.0  # a minute has passed after steps 2 and 4
+
+    train(dataclasses.replace(config, trainer=dataclasses.replace(config.trainer, steps=5)), tmp_path / "timed",
+          Watch(step=pass_time))  # fmt: skip
+    assert checkpoints(tmp_path / "timed") == ["step_0000003", "step_0000005"]
+    off = make_config(trainer={"checkpoint_every": 0, "checkpoint_minutes": None})
+    train(off, tmp_path / "off", Watch(step=pass_time))
+    assert checkpoints(tmp_path / "off") == ["step_0000004"]
+
+
+@pytest.mark.parametrize("first", [1, 2])
+def test_a_checkpoint_that_cannot_be_written_costs_nothing(
+    make_config: MakeConfig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, first: int
+) -> None:
+    config = make_config(trainer={"checkpoint_every": 1})
+    train(config, tmp_path / "whole")
+    save, tries, notes = keep.checkpoint.save, itertools.count(1), list[str]()
+
+    def full(*args: Any, **kwargs: Any) -> Path:
+        if first <= next(tries) < first + 2:
+            raise OSError(errno.ENOSPC, "No space left on device")
+        return save(*args, **kwargs)
+
+    monkeypatch.setattr(keep.checkpoint, "save", full)
+    train(config, tmp_path / "full", Watch(note=notes.append))
+    assert notes == [
+        f"the checkpoint of step {first} could not be written (No space left on device); the run goes on without it",
+        f"checkpoints can be written again, from step {first + 2} on",
+    ]
+    assert record(tmp_path / "full") == record(tmp_path / "whole")
+    assert checkpoints(tmp_path / "full") == checkpoints(tmp_path / "whole")
+
+
+def test_a_guard_that_raises_keeps_the_step_out_of_the_record(make_config: MakeConfig, tmp_path: Path) -> None:
+    calls = itertools.count(1)
+
+    def guard() -> None:
+        if next(calls) == 2:
+            raise Interrupted
+
+    with pytest.raises(Interrupted):
+        train(make_config(trainer={"eval_every": 0}), tmp_path, Watch(guard=guard))
+    assert read_metrics(tmp_path)["step"].tolist() == [0] and {g.step for g in read_groups(tmp_path)} == {0}
+
+
+def test_a_damaged_newest_checkpoint_is_noted_and_the_one_before_taken(make_config: MakeConfig, tmp_path: Path) -> None:
+    config = make_config(reward="dice", trainer={"checkpoint_every": 1, "keep_checkpoints": 2})
+    train(config, tmp_path / "whole")
+    with pytest.raises(Stopped):
+        train(config, tmp_path / "cut", asked_at(6))  # three evaluation batches' questions and three steps'
+    newest = sorted((tmp_path / "cut" / "checkpoints").iterdir())[-1]
+    (newest / "state.pt").write_bytes((newest / "state.pt").read_bytes()[:-50])
+    notes: list[str] = []
+    train(config, tmp_path / "cut", Watch(note=notes.append))
+    assert len(notes) == 1 and newest.name in notes[0] and "Trying the one before it" in notes[0]
     assert record(tmp_path / "cut") == record(tmp_path / "whole")
 
 

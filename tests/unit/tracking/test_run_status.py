@@ -20,6 +20,7 @@ from grpo_sweeps.tracking.status import (
     RunStatus,
     StatusWriter,
     process_lives,
+    process_started,
     read_status,
     write_status,
 )
@@ -27,7 +28,16 @@ from grpo_sweeps.tracking.status import (
 
 def test_round_trip(tmp_path: Path) -> None:
     status = RunStatus(
-        "failed", identity="ab12", name="R=8 seed=0", step=3, total=9, error="boom", versions={"torch": "2"}
+        "failed",
+        identity="ab12",
+        name="R=8 seed=0",
+        step=3,
+        total=9,
+        error="boom",
+        versions={"torch": "2"},
+        pid_started=77,
+        traceback="Traceback\nboom",
+        notes=["a", "b"],
     )
     write_status(tmp_path, status)
     assert read_status(tmp_path) == status
@@ -66,6 +76,41 @@ def test_stale_by_process_here_and_by_heartbeat_elsewhere() -> None:
     assert RunStatus("running", host="elsewhere", pid=1, heartbeat=now - STALE_AFTER - 1).stale()
     for state in ("queued", "finished", "failed", "interrupted"):
         assert not RunStatus(state, host=here, pid=child.pid, heartbeat=0.0).stale()  # type: ignore[arg-type]
+
+
+def test_a_living_process_counts_for_more_than_the_clock() -> None:
+    here, now = socket.gethostname(), time.time()
+    began = process_started(os.getpid())
+    assert began is not None and process_started(2**22 + 1) is None
+    own = RunStatus("running", host=here, pid=os.getpid(), pid_started=began, heartbeat=now - 10 * STALE_AFTER)
+    assert not own.stale()  # the clock was set forward, or the disk has been full for an hour
+    assert RunStatus("running", host=here, pid=os.getpid(), pid_started=began + 1, heartbeat=now).stale()  # recycled
+    assert RunStatus("running", host=here, pid=os.getpid(), heartbeat=now - 10 * STALE_AFTER).stale()  # an old record
+    assert RunStatus("running", host="elsewhere", pid=os.getpid(), pid_started=began, heartbeat=1.0).stale()
+
+
+@pytest.mark.parametrize(("field", "value"), [("notes", "one"), ("notes", [1]), ("pid_started", 1.5)])
+def test_a_field_of_another_type_is_damage(tmp_path: Path, field: str, value: object) -> None:
+    (tmp_path / "status.json").write_text(json.dumps({"state": "running", field: value}))
+    with pytest.raises(RecordError, match=field):
+        read_status(tmp_path)
+
+
+def test_notes_are_kept_once_and_not_without_end(tmp_path: Path) -> None:
+    with StatusWriter(tmp_path, RunStatus("running")) as writer:
+        for i in range(120):
+            writer.note(f"note {i // 2}")
+    notes = read_status(tmp_path).notes
+    assert len(notes) == 50 and notes[-1] == "note 59" and len(set(notes)) == 50
+
+
+def test_a_writer_whose_folder_is_taken_writes_no_more(tmp_path: Path) -> None:
+    mine = [True]
+    with StatusWriter(tmp_path, RunStatus("running", pid=1), mine=lambda: mine[0]) as writer:
+        mine[0] = False
+        write_status(tmp_path, RunStatus("running", pid=2))
+        writer.update(step=5)
+    assert read_status(tmp_path) == RunStatus("running", pid=2)
 
 
 def test_the_writer_beats_while_a_step_lasts(tmp_path: Path) -> None:

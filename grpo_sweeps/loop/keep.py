@@ -1,0 +1,88 @@
+"""When a run's state is saved, how it is found again, and that a full disk does not end the run."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import torch
+
+from grpo_sweeps.config import TrainerConfig
+from grpo_sweeps.engine import checkpoint
+from grpo_sweeps.loop.setup import Setup
+from grpo_sweeps.tracking.local import LocalRecord
+
+FOLDER = "checkpoints"
+RETRY_S = 60.0  # after a checkpoint that could not be written
+
+
+class Keeper:
+    """Saves checkpoints of one run: every so many steps, every so many minutes, at the end, and when it is stopped.
+
+    saved: steps done in the newest checkpoint (0 without one); the same state is not written twice.
+    """
+
+    def __init__(self, setup: Setup, run_dir: Path, note: Callable[[str], None]) -> None:
+        self.setup, self.folder, self.note = setup, run_dir / FOLDER, note
+        self.saved, self._at = 0, time.monotonic()
+        self._failed: float | None = None  # when the last attempt failed
+
+    @torch.no_grad()
+    def resume(self) -> int:
+        """Load the newest whole checkpoint; the number of steps it holds (0 without one)."""
+        found = checkpoint.latest(self.folder, say=self.note)
+        self._at = time.monotonic()
+        if found is None:
+            return 0
+        parameters = dict(self.setup.policy.model.named_parameters())
+        for name, saved in found.state["model"].items():
+            parameters[name].copy_(saved)
+        self.setup.optimizer.load_state_dict(found.state["optimizer"])
+        self.setup.precision.floor = found.state["floor"]
+        checkpoint.restore_random_states(found.random)  # a reward of the user's own may draw from them
+        self.saved = found.step
+        return found.step
+
+    def after_step(self, record: LocalRecord, done: int) -> None:
+        """Save where it is time to, or where the time before it failed."""
+        trainer = self.setup.config.trainer
+        again = self._failed is not None and time.monotonic() - self._failed >= RETRY_S
+        if again or _by_steps(trainer, done) or self._by_time(trainer):
+            self.save(record, done)
+
+    def save(self, record: LocalRecord, done: int) -> None:
+        """Save the state after `done` steps, unless that has been done. A disk that refuses is noted, no more."""
+        if done == self.saved:
+            return
+        state = {
+            "model": _trainable(self.setup),
+            "optimizer": self.setup.optimizer.state_dict(),
+            "floor": self.setup.precision.floor,
+        }
+        try:
+            record.compact()
+            checkpoint.save(self.folder, done, state, keep=self.setup.config.trainer.keep_checkpoints)
+        except OSError as error:
+            if self._failed is None:
+                reason = error.strerror or " ".join(str(error).split())
+                self.note(f"the checkpoint of step {done} could not be written ({reason}); the run goes on without it")
+            self._failed = time.monotonic()
+        else:
+            if self._failed is not None:
+                self.note(f"checkpoints can be written again, from step {done} on")
+            self.saved, self._failed, self._at = done, None, time.monotonic()
+
+    def _by_time(self, trainer: TrainerConfig) -> bool:
+        minutes = trainer.checkpoint_minutes
+        return minutes is not None and time.monotonic() - self._at >= 60 * minutes
+
+
+def _by_steps(trainer: TrainerConfig, done: int) -> bool:
+    every = trainer.checkpoint_every
+    return done == trainer.steps or (bool(every) and done % every == 0)
+
+
+def _trainable(setup: Setup) -> dict[str, torch.Tensor]:
+    """Frozen weights are where they were loaded from: a LoRA checkpoint holds the adapters alone."""
+    return {name: p.detach() for name, p in setup.policy.model.named_parameters() if p.requires_grad}

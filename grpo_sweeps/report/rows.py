@@ -1,0 +1,100 @@
+"""Group records, as the Arrow table of the local record -> one row of numbers a group, without a Python object a group.
+
+The spectral columns are those of `report.measure`; here stand the plain ones, and which groups are measured together.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import numpy as np
+import pandas as pd
+import pyarrow as pa
+import pyarrow.compute as pc
+from numpy.typing import NDArray
+
+from grpo_sweeps.report.measure import NULL_DRAWS, SPECTRAL, Groups, spectral
+from grpo_sweeps.spectra import Array
+from grpo_sweeps.tracking.status import RecordError
+
+KEYS = ["step", "prompt_id", "group"]  # name a group within its run
+PLAIN = (
+    "step", "group", "prompt_id", "R", "mixed", "measured", "rows", "binary", "k", "correct", "reward_mean",
+    "mean_length", "floor",
+)  # fmt: skip
+COLUMNS = (*PLAIN, *SPECTRAL)
+AT_ONCE = 2**18  # numbers of the Gaussian null drawn at once: more than a processor's cache holds is slower
+
+
+def table_rows(table: pa.Table, seed: int) -> pd.DataFrame:
+    """One row a group of a table of GroupRecords, in its order: identity, rewards, k, and everything spectral.
+
+    What is spectral is NaN where a group was not measured. k counts the rollouts of reward 1 where all rewards are 0
+    or 1 (NaN otherwise). `seed`: the run's.
+    Raises RecordError where a list is not of its group's length.
+    """
+    table = table.combine_chunks()
+    plain = {name: table[name].to_pandas() for name in ("step", "group", "prompt_id", "R", "rows", "floor")}
+    N = table.num_rows
+    found: dict[str, NDArray] = {
+        "measured": table["gram"].is_valid().to_numpy(), "mixed": np.zeros(N, bool), "binary": np.zeros(N, bool),
+        "correct": np.zeros(N, np.int64),
+    }  # fmt: skip
+    found |= {name: np.full(N, np.nan) for name in ("k", "reward_mean", "mean_length", *SPECTRAL)}
+    R_N = plain["R"].to_numpy()
+    for R in np.unique(R_N):
+        rows = np.flatnonzero(R_N == R)
+        part = table.take(pa.array(rows))
+        for name, values in _plain(part, int(R)).items():
+            found[name][rows] = values
+        for index, groups in _together(part, int(R), found["binary"][rows]):
+            for name, values in spectral(groups, seed).items():
+                found[name][rows[index]] = values
+    return pd.DataFrame({name: plain[name] if name in plain else found[name] for name in COLUMNS})
+
+
+def _plain(table: pa.Table, R: int) -> dict[str, NDArray]:
+    """The columns that need no Gram, for groups of one R."""
+    rewards_NR = _matrix(table, "rewards", R)
+    binary_N = np.isin(rewards_NR, (0.0, 1.0)).all(axis=1)
+    return {
+        "mixed": rewards_NR.max(axis=1) > rewards_NR.min(axis=1),
+        "binary": binary_N,
+        "k": np.where(binary_N, rewards_NR.sum(axis=1), np.nan),
+        "correct": _matrix(table, "strict", R).sum(axis=1),
+        "reward_mean": rewards_NR.mean(axis=1),
+        "mean_length": _matrix(table, "lengths", R).mean(axis=1),
+    }
+
+
+def _together(table: pa.Table, R: int, binary_N: NDArray) -> Iterator[tuple[NDArray, Groups]]:
+    """The measured groups, so many at a time, with the positions of each lot in `table`."""
+    measured_N = table["gram"].is_valid().to_numpy()
+    rows_N = table["rows"].to_numpy()
+    at_once = max(1, AT_ONCE // (NULL_DRAWS * R * R))
+    for kind in ("scores", "loss"):
+        alike = np.flatnonzero(measured_N & (rows_N == kind))
+        for index in np.array_split(alike, range(at_once, len(alike), at_once)) if len(alike) else ():
+            yield index, _groups(table.take(pa.array(index)), R, binary_N[index], kind == "scores")
+
+
+def _groups(table: pa.Table, R: int, binary_N: NDArray, scores: bool) -> Groups:
+    return Groups(
+        step_N=table["step"].to_numpy(),
+        group_N=table["group"].to_numpy(),
+        gram_NRR=_matrix(table, "gram", R * R).reshape(-1, R, R),
+        weights_NR=_matrix(table, "weights", R),
+        rewards_NR=_matrix(table, "rewards", R),
+        binary_N=binary_N,
+        floor_N=table["floor"].to_numpy(),
+        scores=scores,
+    )
+
+
+def _matrix(table: pa.Table, name: str, length: int) -> Array:
+    """(N, length) of a column of lists that all have this length."""
+    column = table[name]
+    if not pc.all(pc.equal(pc.list_value_length(column), length)).as_py():
+        raise RecordError(f"a group's {name} does not have {length} values.")
+    flat = pc.list_flatten(column).to_numpy()
+    return flat.reshape(-1, length)

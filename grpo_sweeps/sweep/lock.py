@@ -1,0 +1,65 @@
+"""One writer a run: the lock of its folder, and what stands in for it on a file system without locks."""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import os
+import time
+import uuid
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from grpo_sweeps.sweep.ledger import status_or_none
+from grpo_sweeps.tracking.atomic import write_text
+
+LOCK_FILE, OWNER_FILE = ".lock", ".owner"
+NO_LOCKS = (errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP)
+SETTLE_S = 2.0  # in which two processes that start at the same time see each other's names
+
+Mine = Callable[[], bool]
+
+
+class NotOurs(Exception):
+    """Another process has taken the run's folder: nothing is written into it any more."""
+
+
+@contextmanager
+def only_writer(run_dir: Path, settle_s: float | None = None) -> Iterator[Mine | None]:
+    """Hold the run while in the context. Yields None when another process holds it, else a function that says whether
+    it is still ours.
+
+    With locks the system frees it when its holder dies, and ours stays ours. Without them the process writes a name
+    of its own into .owner; of two that do so at the same time the one whose name is there a moment later has it, and
+    each looks again before every write.
+    """
+    with open(run_dir / LOCK_FILE, "a") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            yield None
+            return
+        except OSError as error:
+            if error.errno not in NO_LOCKS:
+                raise
+            yield _by_name(run_dir, SETTLE_S if settle_s is None else settle_s)
+            return
+        yield lambda: True
+
+
+def _by_name(run_dir: Path, settle_s: float) -> Mine | None:
+    status = status_or_none(run_dir)
+    if status is not None and status.state == "running" and not status.stale():
+        return None
+    name, path = f"{uuid.uuid4().hex} {os.getpid()}\n", run_dir / OWNER_FILE
+
+    def mine() -> bool:
+        try:
+            return path.read_text(encoding="utf-8") == name
+        except FileNotFoundError:
+            return False
+
+    write_text(path, name)
+    time.sleep(settle_s)
+    return mine if mine() else None

@@ -1,0 +1,145 @@
+"""Signals that ask a run to end: noted, so that it can stop at a step's end with nothing lost.
+
+Submitit's own handler of SIGUSR2 requeues the job and leaves wherever the run happens to be; its handler of SIGTERM
+does nothing. While a `Stops` is active:
+
+- the preemption signal (SIGUSR2 unless SUBMITIT_PREEMPT_SIGNAL says otherwise) is noted; when the run stands at a
+  step's end, `requeue` calls Submitit's handler. Where nobody handles it (no SLURM) it is a request to stop;
+- SIGTERM and Ctrl-C are noted as requests to stop without a requeue. SIGTERM after the preemption signal is ignored:
+  `scontrol requeue` and a preemption send it too;
+- before the run has begun (`begin`: a model takes minutes to load, and there is nothing to save), and when the same
+  signal comes again or the time is up, what was there before is called at once.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import threading
+import time
+from collections.abc import Callable
+from types import FrameType
+from typing import Any, Literal, Self
+
+TWICE_S = 1.0  # the same signal within so short a time is one: srun passes on what its tasks get as well
+TERM_GRACE_S = 20.0  # SLURM kills 30 s after SIGTERM unless KillWait says otherwise
+Request = Literal["requeue", "stop"]
+
+
+def preemption_signal() -> int:
+    """The signal that Submitit has SLURM send before a time limit and at a preemption."""
+    name = os.environ.get("SUBMITIT_PREEMPT_SIGNAL", "USR2")
+    return int(getattr(signal, f"SIG{name}", signal.SIGUSR2))
+
+
+class Stops:
+    """A context in which the process notes what it is asked. In a thread other than the main one it notes nothing.
+
+    grace_s: seconds from the first request to the moment when a job is ended wherever it is; None: no limit.
+    request: what has been asked for: None, "requeue" or "stop"; `cause` is the signal's name.
+    leaving: the run has been ended where it was, or the job given back; whatever is raised then comes of that.
+    """
+
+    def __init__(self, grace_s: float | None = None) -> None:
+        self.grace_s = grace_s
+        self.request: Request | None = None
+        self.cause = ""
+        self.leaving = False
+        self._begun = False
+        self._before: dict[int, Any] = {}
+        self._last: dict[int, float] = {}
+        self._forced: Callable[[], object] | None = None
+
+    def __enter__(self) -> Self:
+        if threading.current_thread() is threading.main_thread():
+            for number in dict.fromkeys((signal.SIGTERM, signal.SIGINT, signal.SIGALRM, preemption_signal())):
+                before = signal.getsignal(number)
+                if before is signal.SIG_IGN or before is None:  # ignored on purpose, or not Python's to handle
+                    continue
+                self._before[int(number)] = before
+                signal.signal(number, self._alarm if number == signal.SIGALRM else self._heard)
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self._set_alarm(0.0)
+        for number, before in self._before.items():
+            signal.signal(number, before)
+
+    def begin(self) -> None:
+        """The run's loop has begun: from here on there is something to save."""
+        self._begun = True
+
+    def requested(self) -> bool:
+        """Is the run to end at the next opportunity?"""
+        return self.request is not None
+
+    def requeue(self) -> None:
+        """Everything is saved: put the job back into the queue by Submitit's handler, which leaves the process.
+
+        Raises SystemExit (queued again) or what Submitit raises where the job may not be requeued.
+        """
+        self._set_alarm(0.0)
+        self.leaving = True
+        number = preemption_signal()
+        self._before[number](number, None)
+
+    def _heard(self, number: int, frame: FrameType | None) -> None:
+        now = time.monotonic()
+        again = number in self._last and now - self._last[number] >= TWICE_S
+        repeated = number in self._last and not again
+        self._last[number] = now
+        requeues = number == preemption_signal() and callable(self._before[number])
+        if self.leaving or repeated or (self.request == "requeue" and not requeues):
+            return
+        self.cause = signal.Signals(number).name
+        if requeues:
+            self._forced = lambda: self._before[number](number, frame)
+        else:
+            self._forced = _interrupt
+            self._tell(number, frame)
+        self.request = "requeue" if requeues else "stop"
+        if again or not self._begun:
+            self._leave()
+            return
+        self._set_alarm(self._grace())
+        _say(f"{self.cause}: stopping after this step" + ("" if requeues else "; once more to stop at once"))
+
+    def _grace(self) -> float:
+        if self.grace_s is None:
+            return 0.0
+        return self.grace_s if self.request == "requeue" else min(self.grace_s, TERM_GRACE_S)
+
+    def _tell(self, number: int, frame: FrameType | None) -> None:
+        """Let the handler that was there know; what it raises to end the run in the midst of a step is not wanted."""
+        before = self._before[number]
+        if callable(before):
+            with contextlib.suppress(KeyboardInterrupt):
+                before(number, frame)
+
+    def _alarm(self, number: int, frame: FrameType | None) -> None:
+        """The time is up: the step at hand is lost, the job is not."""
+        if self._forced is not None and not self.leaving:
+            _say("no time left to finish the step")
+            self._leave()
+
+    def _leave(self) -> None:
+        """End the run where it is."""
+        assert self._forced is not None
+        self._set_alarm(0.0)
+        self.leaving = True
+        self._forced()
+
+    def _set_alarm(self, seconds: float) -> None:
+        if signal.SIGALRM in self._before:
+            signal.setitimer(signal.ITIMER_REAL, seconds)
+
+
+def _interrupt() -> None:
+    raise KeyboardInterrupt
+
+
+def _say(text: str) -> None:
+    """print() is not safe in a signal handler that interrupted another print."""
+    with contextlib.suppress(OSError):  # nobody reads standard error any more
+        os.write(2, f"{text}\n".encode())

@@ -1,0 +1,104 @@
+"""The tools that inject faults and make sweeps: that they run, and that their counting sees what is wrong."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from grpo_sweeps.tracking.local import LocalRecord, read_groups, read_metrics
+from grpo_sweeps.tracking.status import RunStatus, write_status
+from grpo_sweeps.types import EvalRecord
+
+pytestmark = pytest.mark.integration
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+@pytest.fixture
+def check(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.syspath_prepend(str(ROOT / "tools"))
+    import fault_check
+
+    return fault_check
+
+
+def tool(name: str, *words: str, cwd: Path) -> subprocess.CompletedProcess[str]:
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    command = [sys.executable, str(ROOT / "tools" / name), *words]
+    return subprocess.run(command, cwd=cwd, env=environment, capture_output=True, text=True, timeout=300)
+
+
+def test_a_signal_and_a_kill_cost_nothing(tmp_path: Path) -> None:
+    """The whole way: processes, signals at random moments, the same command again, the comparison."""
+    words = ("faults=usr2,checkpoint", "times=1", "reports=none", "json=found.json", f"where={tmp_path / 'trials'}")
+    done = tool("faults.py", *words, cwd=tmp_path)
+    assert done.returncode == 0, done.stdout + done.stderr
+    signalled, killed = json.loads((tmp_path / "found.json").read_text())
+    for found in (signalled, killed):
+        assert found["injected"] == 1 and found["finished"] == found["runs"] == 2 and found["records"] > 100
+        assert found["lost"] == found["doubled"] == found["difference"] == found["wrong"] == 0
+    assert signalled["repeated"] == 0  # at a step's end nothing is run again
+    assert "| usr2 | 1 | 1 | 2 of 2 |" in done.stdout
+
+
+def made(folder: Path, steps: int = 3) -> Path:
+    with LocalRecord(folder) as record:
+        for step in range(steps):
+            record.log_metrics(step, {"reward": 0.5 * step, "step_time": 1.0})
+            record.log_evals([EvalRecord(step, "p", 1, 1, 1, True, True)])
+    write_status(folder, RunStatus("finished"))
+    return folder
+
+
+def test_the_counting_sees_what_is_lost_doubled_and_changed(tmp_path: Path, check) -> None:
+    whole = made(tmp_path / "whole")
+    same = check.compare(made(tmp_path / "same"), whole)
+    assert (same.records, same.lost, same.doubled, same.largest, same.unequal) == (6, 0, 0, 0.0, 0)
+    short = check.compare(made(tmp_path / "short", steps=2), whole)
+    assert (short.lost, short.doubled, short.largest) == (2, 0, float("inf"))
+    twice = made(tmp_path / "twice")
+    lines = (twice / "metrics.jsonl").read_text().splitlines(keepends=True)
+    (twice / "metrics.jsonl").write_text("".join([*lines, lines[-1].replace("1.0", "1.25", 1)]))
+    (segment,) = (twice / "evals").glob("segment-*")
+    shutil.copy(segment, segment.with_name("segment-00007_steps-0000000-0000002.parquet"))
+    found = check.compare(twice, whole)
+    assert (found.lost, found.doubled, found.largest) == (0, 4, 0.25)  # a reader drops three of them
+    (twice / "log.txt").write_text(
+        "2026-01-01 10:00:00  step 1/3  reward 0\n2026-01-01 10:00:01  step 2/3\n" * 2
+        + "2026-01-01 10:00:02  finished\n"
+    )
+    assert check.compare(twice, whole).repeated == 2
+
+
+def test_tables_are_compared_number_by_number(tmp_path: Path, check) -> None:
+    for name, text in (("a", "R,rank\n2,1.5\n"), ("b", "R,rank\n2,1.75\n"), ("c", "R,rank\n2,none\n")):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "table1.csv").write_text(text)
+    a, b, c = (tmp_path / name for name in "abc")
+    assert check.compare_tables(a, a) == 0 and check.compare_tables(b, a) == 0.25
+    assert check.compare_tables(c, a) == check.compare_tables(tmp_path, a) == float("inf")
+
+
+def test_a_made_sweep_is_read_like_a_trained_one(tmp_path: Path) -> None:
+    words = ("runs=2", "steps=30", "metrics=20", "groups=4", "runs_dir=runs")
+    assert tool("made_sweep.py", *words, cwd=tmp_path).returncode == 0
+    folders = sorted((tmp_path / "runs" / "made").iterdir())
+    assert len(folders) == 2
+    for folder in folders:
+        assert len(read_groups(folder)) == 120 and all(record.gram is not None for record in read_groups(folder))
+        assert read_metrics(folder).shape == (30, 2 + 20)  # step, time, and the twenty
+    again = tool("made_sweep.py", *words, cwd=tmp_path)
+    assert again.returncode == 2 and "it is there already" in again.stderr
+
+
+@pytest.mark.parametrize("name", ["faults.py", "made_sweep.py", "dead_server.py"])
+def test_a_bad_word_is_one_sentence_and_exit_code_2(tmp_path: Path, name: str) -> None:
+    done = tool(name, "colour=red", cwd=tmp_path)
+    assert done.returncode == 2 and done.stderr.count("\n") == 1
+    assert tool(name, "--help", cwd=tmp_path).returncode == 0

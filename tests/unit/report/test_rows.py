@@ -1,0 +1,166 @@
+"""Rows of groups and their cache: against the slow way, segment by segment, damaged, foreign, read-only, resumed."""
+
+from __future__ import annotations
+
+import dataclasses
+import shutil
+
+import numpy as np
+import pandas as pd
+import pytest
+
+from grpo_sweeps.intervals import Clusters, mean_interval, mean_over
+from grpo_sweeps.report import cache
+from grpo_sweeps.report.build import build
+from grpo_sweeps.report.feasibility import effective_rank_range, effective_rank_ranges
+from grpo_sweeps.report.query import load_sweep
+from grpo_sweeps.tracking.local import LocalRecord, read_evals, read_groups, record_tables
+from tests.unit.report.slow_rows import group_rows
+
+TABLES = ("table1.csv", "ranks.csv", "by_k.csv", "claims.csv")
+
+
+@pytest.fixture
+def one(write, tmp_path):
+    """One run, compacted into one segment."""
+    return write(tmp_path / "runs", "s", 4, 3, steps=12)
+
+
+def load(run):
+    return load_sweep(run.parent.name, run.parent.parent)
+
+
+def cut_anew(run, at, journal=False):
+    """Write the run's groups again, compacted after the steps `at`; `journal`: the rest stays uncompacted."""
+    records = read_groups(run)
+    for file in (run / "grams").iterdir():
+        file.unlink()
+    record = LocalRecord(run)
+    for r in records:
+        record.log_groups([r])
+        if r.step in at and r.group == 3:
+            record.compact()
+    if not journal:
+        record.close()
+
+
+def test_rows_agree_with_the_slow_way(write, tmp_path):
+    def odd(g):
+        changes = [{"rows": "loss"}, {"floor": 0.02}, {"rewards": tuple(0.5 * r for r in g.rewards)}, {}]
+        return dataclasses.replace(g, **changes[g.group])
+
+    for R in (2, 4, 8):
+        write(tmp_path, "s", R, 5, "bounded", steps=8, change=odd)
+    sweep = load_sweep("s", tmp_path)
+    for run, part in sweep.groups.groupby("run"):
+        slow = group_rows(read_groups(sweep.path / run), 5).drop(columns="R")
+        fast = part.drop(columns=["run", "arm", "R", "seed"]).reset_index(drop=True)
+        pd.testing.assert_frame_equal(fast, slow[list(fast.columns)], check_dtype=False, rtol=1e-9, atol=1e-6)
+        assert slow["null_gaussian"].notna().sum() > 10
+
+
+def test_a_second_reading_takes_every_number_from_the_cache(one, monkeypatch):
+    first = load(one)
+    kept = list((one / ".cache").iterdir())
+    assert [p.name for p in kept] == [next((one / "grams").glob("*.parquet")).stem + cache.SUFFIX]
+    monkeypatch.setattr("grpo_sweeps.report.segments.table_rows", lambda *_: pytest.fail("measured again"))
+    (one / "grams" / "journal.jsonl").unlink(missing_ok=True)
+    pd.testing.assert_frame_equal(load(one).groups, first.groups, check_exact=True)
+
+
+@pytest.mark.parametrize("harm", ["cut", "flip", "foreign", "other seed", "empty"])
+def test_a_damaged_or_foreign_cache_is_ignored_with_one_line(one, harm, monkeypatch):
+    first = load(one).groups
+    (kept,) = (one / ".cache").iterdir()
+    data = kept.read_bytes()
+    if harm == "foreign":
+        monkeypatch.setattr(cache, "code_digest", lambda: "another")
+    elif harm == "other seed":
+        text = (one / "config.yaml").read_text()
+        (one / "config.yaml").write_text(text.replace("seed: 3", "seed: 4"))
+    else:
+        half = len(data) // 2
+        flipped = data[:half] + bytes([data[half] ^ 255]) + data[half + 1 :]
+        kept.write_bytes({"cut": data[:half], "flip": flipped, "empty": b""}[harm])
+    with pytest.warns(UserWarning, match=r"^Cached spectra: .*1 (damaged|made by other code).*\.$") as said:
+        again = load(one).groups
+    assert len(said) == 1 and "\n" not in str(said[0].message)
+    same = [c for c in first if c not in ("seed", "null_gaussian")]
+    pd.testing.assert_frame_equal(again[same], first[same], check_exact=True)
+    assert (harm == "other seed") == (not np.array_equal(again["null_gaussian"], first["null_gaussian"], True))
+
+
+def test_a_changed_segment_is_measured_again(one):
+    load(one)
+    (segment,) = (one / "grams").glob("*.parquet")
+    with LocalRecord(one) as record:
+        record.truncate_after(5)
+    assert load(one).groups["step"].max() == 5
+    assert not (one / ".cache" / f"{segment.stem}{cache.SUFFIX}").exists()  # of a segment that is gone
+
+
+def test_a_folder_that_cannot_be_written_to_works_without(one):
+    (one / ".cache").write_text("a file where the folder would be")
+    with pytest.warns(UserWarning, match="not written, so the next report measures again"):
+        assert len(load(one).groups) == 48
+
+
+def test_a_journal_is_never_cached(one):
+    before = load(one).groups
+    shutil.rmtree(one / ".cache")
+    cut_anew(one, (), journal=True)
+    pd.testing.assert_frame_equal(load(one).groups, before, check_exact=True)
+    assert not (one / ".cache").exists()
+
+
+def test_records_are_read_when_asked_for_and_match_their_rows(one):
+    sweep = load(one)
+    assert len(sweep.records) == 48 == record_tables(one)["grams"]().num_rows
+    assert sweep.record(-1).step == 11 and [r.group for r in sweep.records[:4]] == [0, 1, 2, 3]
+    with pytest.raises(IndexError, match="there are 48 groups"):
+        sweep.record(48)
+
+
+def test_resumed_and_clean_runs_give_the_same_tables(write, tmp_path):
+    for root in ("clean", "resumed"):
+        for R in (2, 4):
+            write(tmp_path / root, "s", R, 0, steps=12)
+    for run in (tmp_path / "resumed" / "s").iterdir():
+        rest, evals = [r for r in read_groups(run) if r.step > 4], [e for e in read_evals(run) if e.step > 4]
+        cut_anew(run, (2, 7))
+        load(run)  # caches segments of which some will go
+        record = LocalRecord(run)
+        record.truncate_after(4)  # back to the checkpoint of step 4, in the middle of a segment
+        record.log_groups(rest[:8])
+        record.compact()
+        record.log_groups(rest[8:])
+        record.log_evals(evals)
+        with open(run / "grams" / "journal.jsonl", "a") as file:
+            file.write('{"step": 12, "prom')  # killed while it wrote
+    tables = {}
+    for root in ("clean", "resumed", "resumed"):
+        out, _ = build("s", tmp_path / root, tmp_path / "out", ["report"])
+        found = {name: (out / name).read_bytes() for name in TABLES}
+        assert tables.setdefault("first", found) == found
+
+
+def test_clusters_numbered_once_give_the_intervals_of_each_column_alone():
+    rng = np.random.default_rng(0)
+    prompts, seeds = rng.integers(0, 40, 300).astype(str), rng.integers(0, 3, 300)
+    by = Clusters(prompts, seeds)
+    for missing in (0.0, 0.3, 1.0):
+        values = np.where(rng.random(300) < missing, np.nan, rng.standard_normal(300))
+        keep = np.isfinite(values)
+        alone = mean_interval(values[keep], prompts[keep], seeds[keep])
+        np.testing.assert_equal(dataclasses.astuple(mean_over(values, by)), dataclasses.astuple(alone))
+    with pytest.raises(ValueError, match="as long as the values"):
+        mean_over(np.ones(2), by)
+
+
+@pytest.mark.parametrize("R", [2, 4, 8])
+def test_ranges_of_many_matrices_are_those_of_each(R):
+    top1 = np.linspace(1 / R, 1, 57)
+    low, high = effective_rank_ranges(top1, R)
+    np.testing.assert_allclose(np.stack([low, high], 1), [effective_rank_range(x, R) for x in top1], rtol=1e-14)
+    with pytest.raises(ValueError, match="lies between"):
+        effective_rank_ranges(np.array([0.01]), R)
