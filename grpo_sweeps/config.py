@@ -108,7 +108,8 @@ class TrainerConfig:
     eval_every: int = 25  # 0 = never; otherwise also before step 0 and after the last
     eval_problems: int = 256
     eval_samples: int = 4
-    checkpoint_every: int = 25
+    checkpoint_every: int = 25  # steps; 0 = by steps only at the end
+    checkpoint_minutes: float | None = None  # and whenever so much time has passed; None = off
     keep_checkpoints: int = 1
     device: str = "auto"  # auto | cpu | cuda | cuda:N
 
@@ -144,7 +145,7 @@ class RunConfig:
     def from_mapping(cls, mapping: Mapping[str, Any]) -> RunConfig:
         """The configuration in its written form -> typed. Raises ConfigError for an unknown or a missing key.
 
-        `redo` and `dry_run` belong to the launch, not to the run, and are passed over.
+        The keys of the launch (`redo`, `dry_run`, `wait`, `require_clean`) are no part of the run and are passed over.
         """
         plain = {key: value for key, value in mapping.items() if key not in LAUNCH_KEYS}
         parts: dict[str, Any] = {}
@@ -176,7 +177,7 @@ class RunConfig:
 
 
 ADHOC = "adhoc"  # the sweep of runs that were given on the command line alone
-LAUNCH_KEYS = ("redo", "dry_run")
+LAUNCH_KEYS = ("redo", "dry_run", "wait", "require_clean")
 TASK_KEYS = ("name", "prompt", "stop")
 
 

@@ -49,9 +49,17 @@ def check(config: RunConfig) -> None:
     _check_tracking(config)
 
 
-def check_launch(redo: str | None) -> None:
-    """The launch's own keys."""
+def check_launch(redo: str | None, wait: bool = True, on_nodes: bool = True, unclean: bool | None = False) -> None:
+    """The launch's own keys. unclean: a clean checkout is required, and it has changes."""
     _one_of("redo", redo, REDO)
+    if not wait and not on_nodes:
+        _fail(
+            "wait", wait, "the runs end with this command, so true is allowed; false needs -m and a launcher on SLURM"
+        )
+    if unclean:
+        _fail(
+            "require_clean", True, "the checkout differs from its commit (see git status); commit, or leave the key out"
+        )
 
 
 def check_sweep_name(name: str) -> None:
@@ -278,6 +286,8 @@ def _check_trainer(config: RunConfig) -> None:
         ("eval_every", 0), ("eval_problems", 1), ("eval_samples", 1), ("checkpoint_every", 0), ("keep_checkpoints", 1),
     ):  # fmt: skip
         _at_least(f"trainer.{key}", getattr(trainer, key), least)
+    if trainer.checkpoint_minutes is not None and not trainer.checkpoint_minutes > 0:
+        _fail("trainer.checkpoint_minutes", trainer.checkpoint_minutes, "a number above 0 is needed, or null (off)")
     _one_of("trainer.schedule", trainer.schedule, SCHEDULES)
     if len(trainer.betas) != 2 or not all(0 <= beta < 1 for beta in trainer.betas):
         _fail("trainer.betas", list(trainer.betas), "two numbers from 0 to below 1 are needed")

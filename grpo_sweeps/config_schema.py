@@ -54,7 +54,8 @@ def composed_schema() -> type:
     for name in ("task", "reward", "estimator"):
         values.append((name, dict[str, Any], dataclasses.field(default_factory=dict)))
     values.append(("redo", str | None, dataclasses.field(default=None)))
-    values.append(("dry_run", bool, dataclasses.field(default=False)))
+    for name, default in (("dry_run", False), ("wait", True), ("require_clean", False)):
+        values.append((name, bool, dataclasses.field(default=default)))
     return dataclasses.make_dataclass("Config", values)
 
 

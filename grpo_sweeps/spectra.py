@@ -137,7 +137,7 @@ def eigenvalue_error(gram_RR: ArrayLike, weights_R: ArrayLike | None = None, flo
     This is the stated threshold of the numerical rank: an eigenvalue at or below it is not told from zero.
     """
     gram = weighted_gram(gram_RR, weights_R)
-    return _graded_error(eigenvalues(gram), gram, floor)
+    return graded_error(eigenvalues(gram), gram, floor)
 
 
 def centred_values(gram_RR: ArrayLike, floor: ArrayLike = 0.0) -> Array:
@@ -147,11 +147,11 @@ def centred_values(gram_RR: ArrayLike, floor: ArrayLike = 0.0) -> Array:
     """
     gram = checked(gram_RR)
     own = eigenvalues(centred(gram))
-    return truncated(own, _graded_error(own, gram, floor))
+    return truncated(own, graded_error(own, gram, floor))
 
 
-def _graded_error(own_R: Array, gram: Array, floor: ArrayLike) -> Array:
-    """The bound for eigenvalues `own_R` of C M C', M = `gram` and C the identity or a projection."""
+def graded_error(own_R: Array, gram: Array, floor: ArrayLike) -> Array:
+    """`eigenvalue_error` for the eigenvalues `own_R` of C M C', M = `gram` and C the identity or a projection."""
     R = gram.shape[-1]
     relative = np.maximum(np.asarray(floor, dtype=np.float64), ROUNDING_FLOOR)
     # A row of weight zero takes no part; 1 on its diagonal cannot be the least eigenvalue of a unit-diagonal matrix.
@@ -178,8 +178,9 @@ def singular_values(gram_RR: ArrayLike, weights_R: ArrayLike | None = None, floo
     >>> singular_values([[4.0, 0.0], [0.0, 1.0]], [1.0, -1.0]).tolist()
     [2.0, 1.0]
     """
-    eigenvalues_R = eigenvalues(gram_RR, weights_R)
-    return truncated(eigenvalues_R, eigenvalue_error(gram_RR, weights_R, floor))
+    gram = weighted_gram(gram_RR, weights_R)
+    eigenvalues_R = eigenvalues(gram)
+    return truncated(eigenvalues_R, graded_error(eigenvalues_R, gram, floor))
 
 
 def truncated(eigenvalues_R: Array, error: Array) -> Array:
@@ -312,20 +313,24 @@ def null_measured_norms(gram_RR: ArrayLike, weights_R: ArrayLike | None = None) 
     return effective_rank(norms_R if weights_R is None else np.abs(np.asarray(weights_R)) * norms_R)
 
 
-def null_gaussian(gram_RR: ArrayLike, weights_R: ArrayLike | None, rng: np.random.Generator, draws: int = 32) -> Array:
+def null_gaussian(gram_RR: ArrayLike, weights_R: ArrayLike | None, normal_SRR: ArrayLike) -> Array:
     """Mean effective rank of weighted Gaussian scores that have the group's own spectrum. Shape (..., R, R) -> (...).
 
     psi_i ~ N(0, Sigma) independently, Sigma with the eigenvalues of K / R: then K* = Z diag(eigenvalues of K / R) Z'
-    with Z an (R, R) standard normal matrix. R rows sampled from R directions are less spread than the directions
-    themselves, so this null lies below the spectrum it is drawn from; compare it with the measured value for the same
-    weights only.
+    with Z an (R, R) standard normal matrix; `normal_SRR`, (..., S, R, R), holds S of them for each group. R rows
+    sampled from R directions are less spread than the directions themselves, so this null lies below the spectrum it
+    is drawn from; compare it with the measured value for the same weights only.
     """
     gram = np.asarray(gram_RR, dtype=np.float64)
     R = gram.shape[-1]
-    scale_R = np.sqrt(eigenvalues(gram) / R)
-    Z = rng.standard_normal((draws, *gram.shape)) * scale_R[..., None, :]
-    values_R = singular_values(Z @ np.swapaxes(Z, -1, -2), weights_R)
-    return np.asarray(np.mean(effective_rank(values_R), axis=0))
+    rows_SRR = np.asarray(normal_SRR, dtype=np.float64) * np.sqrt(eigenvalues(gram) / R)[..., None, None, :]
+    if weights_R is not None:
+        rows_SRR *= np.asarray(weights_R, dtype=np.float64)[..., None, :, None]
+    drawn_SRR = rows_SRR @ np.swapaxes(rows_SRR, -1, -2)
+    eigenvalues_SR = np.clip(np.linalg.eigvalsh(drawn_SRR)[..., ::-1], 0.0, None)
+    # drawn rows have no precision of their own: only the eigenvalue solver's rounding is cut off
+    values_SR = truncated(eigenvalues_SR, ROUNDING_FLOOR * eigenvalues_SR.sum(axis=-1, keepdims=True))
+    return np.asarray(effective_rank(values_SR)).mean(axis=-1)
 
 
 def summary(gram_RR: ArrayLike, weights_R: ArrayLike | None = None, floor: float = 0.0) -> dict[str, float]:

@@ -8,7 +8,15 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike
 
-from grpo_sweeps.spectra import Array, checked, effective_rank, eigenvalue_error, eigenvalues, entropy_rank
+from grpo_sweeps.spectra import (
+    Array,
+    checked,
+    effective_rank,
+    eigenvalues,
+    entropy_rank,
+    graded_error,
+    weighted_gram,
+)
 
 FLOOR_BISECTIONS = 80
 """Halvings in `floor_interval`; each halves the bracket of the common level, so 80 reach float64's resolution."""
@@ -45,23 +53,38 @@ def floor_interval(
     brings every s_j as near as it may to one common level, found by bisection. Rows of zero weight add nothing. Shape
     (...) each.
     """
-    level_of = _LEVELS[quantity]
-    gram = checked(gram_RR)
+    gram = weighted_gram(checked(gram_RR), weights_R)
     R = gram.shape[-1]
-    eigenvalues_R = eigenvalues(gram, weights_R)
-    delta = eigenvalue_error(gram, weights_R, floor)
+    eigenvalues_R = eigenvalues(gram)
     weights = np.ones(R) if weights_R is None else np.asarray(weights_R, dtype=np.float64)
-    active = np.arange(R) < (weights != 0).sum(axis=-1)[..., None]
-    low_R = np.where(active, np.sqrt(np.clip(eigenvalues_R - delta, 0.0, None)), 0.0)
-    high_R = np.where(active, np.sqrt(eigenvalues_R + delta), 0.0)
+    return interval_of(eigenvalues_R, graded_error(eigenvalues_R, gram, floor), (weights != 0).sum(axis=-1), quantity)
+
+
+def interval_of(
+    eigenvalues_R: Array, error_R: Array, active: ArrayLike, quantity: Callable[[ArrayLike], Any] = effective_rank
+) -> tuple[Array, Array]:
+    """`floor_interval` from eigenvalues known to +-`error_R`, of which the first `active` belong to rows not empty."""
+    R = eigenvalues_R.shape[-1]
+    inside_R = np.arange(R) < np.asarray(active)[..., None]
+    low_R = np.where(inside_R, np.sqrt(np.clip(eigenvalues_R - error_R, 0.0, None)), 0.0)
+    high_R = np.where(inside_R, np.sqrt(eigenvalues_R + error_R), 0.0)
 
     corners = [quantity(np.where(np.arange(R) < m, high_R, low_R)) for m in range(1, R + 1)]
     least = np.min(np.stack([np.asarray(c, dtype=np.float64) for c in corners]), axis=0)
 
+    top = _common_level(low_R, high_R, _LEVELS[quantity])
+    greatest = np.asarray(quantity(np.clip(top[..., None], low_R, high_R)), dtype=np.float64)
+    return least, np.maximum(least, greatest)
+
+
+def _common_level(low_R: Array, high_R: Array, level_of: Callable[[Array], Array]) -> Array:
+    """The upper end of the bisection's last bracket; it ends as soon as a halving moves no end of any bracket."""
     bottom, top = np.zeros(high_R.shape[:-1]), high_R.max(axis=-1)
     for _ in range(FLOOR_BISECTIONS):
         level = 0.5 * (bottom + top)
         above = level_of(np.clip(level[..., None], low_R, high_R)) > level
-        bottom, top = np.where(above, level, bottom), np.where(above, top, level)
-    greatest = np.asarray(quantity(np.clip(top[..., None], low_R, high_R)), dtype=np.float64)
-    return least, np.maximum(least, greatest)
+        ends = np.where(above, level, bottom), np.where(above, top, level)
+        if np.array_equal(ends[0], bottom) and np.array_equal(ends[1], top):
+            break
+        bottom, top = ends
+    return top

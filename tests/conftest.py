@@ -31,9 +31,11 @@ os.environ.update(
     NO_PROXY="localhost,127.0.0.1,::1",
     no_proxy="localhost,127.0.0.1,::1",
 )
-# A tracking server or a SLURM allocation of the person who runs the tests is none of the tests' business.
+# A tracking server or a SLURM allocation of the person who runs the tests is none of the tests' business; where SLURM
+# is (SLURM_CONF) is needed by tests/slurm, which uses no other node than the tests' own.
 for _name in [name for name in os.environ if name.startswith(("SLURM_", "SBATCH_", "MLFLOW_TRACKING_"))]:
-    del os.environ[_name]
+    if _name != "SLURM_CONF":
+        del os.environ[_name]
 
 import pytest  # noqa: E402
 

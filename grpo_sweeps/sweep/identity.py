@@ -19,8 +19,8 @@ LENGTH = 12  # hexadecimal digits: 48 bits, so a million runs in one sweep meet 
 # kept, which numbers are logged beside the records that they follow from.
 IRRELEVANT = (
     "sweep", "runs_dir", "tracking", "model.name", "task.name", "trainer.device", "trainer.micro_batch",
-    "rollout.batch", "trainer.checkpoint_every", "trainer.keep_checkpoints", "analysis.keep_completions_every",
-    "analysis.check_every", "analysis.scores",
+    "rollout.batch", "trainer.checkpoint_every", "trainer.checkpoint_minutes", "trainer.keep_checkpoints",
+    "analysis.keep_completions_every", "analysis.check_every", "analysis.scores",
 )  # fmt: skip
 
 
@@ -52,7 +52,7 @@ def _canonical(value: Any) -> Any:
     return value
 
 
-UNNAMED = ("sweep", "sweeps", "runs_dir", "tracking", "redo", "dry_run", "hydra")
+UNNAMED = ("sweep", "sweeps", "runs_dir", "tracking", "redo", "dry_run", "wait", "require_clean", "hydra")
 
 
 def display_names(configs: Sequence[RunConfig], overrides: Sequence[Sequence[str]]) -> list[str]:

@@ -10,12 +10,10 @@ from __future__ import annotations
 
 import contextlib
 import gc
-import os
 import signal
 import sys
 import threading
-import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -23,48 +21,19 @@ from typing import Any
 
 from grpo_sweeps.config import RunConfig, flatten, shown, to_mapping
 from grpo_sweeps.config_checks import check, check_device, check_functions, check_launch, check_tasks
-from grpo_sweeps.sweep import paths
+from grpo_sweeps.sweep import paths, preflight
 from grpo_sweeps.sweep.command import command_of
 from grpo_sweeps.sweep.execute import RunResult, Signals, execute
 from grpo_sweeps.sweep.identity import display_names, identity, is_irrelevant
-from grpo_sweeps.sweep.ledger import Decision, decide, set_aside, status_or_none
-from grpo_sweeps.sweep.say import say
+from grpo_sweeps.sweep.ledger import Decision, status_or_none
+from grpo_sweeps.sweep.opening import Opening
+from grpo_sweeps.sweep.plan_table import grid
+from grpo_sweeps.sweep.planned import Plan, PlannedRun
+from grpo_sweeps.sweep.say import count, say
 from grpo_sweeps.tracking import provenance
-from grpo_sweeps.tracking.status import RunStatus, write_status
 from grpo_sweeps.types import ConfigError
 
 MIRROR_LOG = "mirror.log"
-
-
-@dataclass(frozen=True, eq=False)
-class PlannedRun:
-    """One run of a plan: its frozen configuration, its place, and what is to be done with it."""
-
-    config: RunConfig
-    identity: str
-    name: str
-    run_dir: Path
-    decision: Decision
-
-    @property
-    def frozen(self) -> dict[str, Any]:
-        """The resolved configuration in its written form: what a job gets as its argument."""
-        return to_mapping(self.config)
-
-
-@dataclass(frozen=True)
-class Plan:
-    """All runs of one command, in the order of the command."""
-
-    runs: tuple[PlannedRun, ...]
-    identities: tuple[str, ...]  # one for each job of the command, so a run that was given twice is here twice
-    dry_run: bool = False
-    command: str = ""
-    notes: tuple[str, ...] = ()
-
-    @property
-    def due(self) -> tuple[PlannedRun, ...]:
-        return tuple(run for run in self.runs if run.decision.action != "skip")
 
 
 class RunFailed(RuntimeError):
@@ -75,62 +44,84 @@ class RunFailed(RuntimeError):
         self.results = tuple(results)
 
 
-Start = Callable[[Plan], list[RunResult]]
+Start = Callable[[Plan, Opening], list[RunResult]]  # calls Opening.submitted when the runs are with their jobs
 
 
-def plan(composed: Sequence[Any], overrides: Sequence[Sequence[str]], command: str = "", here: bool = False) -> Plan:
+def plan(
+    composed: Sequence[Any],
+    overrides: Sequence[Sequence[str]],
+    command: str = "",
+    here: bool = False,
+    on_nodes: bool = False,
+    gpu_mem_gb: float | None = None,
+) -> Plan:
     """Hydra's composed configs (one a run, with the overrides of each) -> what is to be done. Writes nothing.
 
     here: the runs will be in this process, so their device must be one of this machine's.
+    on_nodes: the runs will be jobs of a scheduler, which go on without this process.
+    gpu_mem_gb: what one GPU has, where the user says it.
     Raises ConfigError for the first run that cannot be run, and for runs that differ only in what cannot change a
     result.
     """
     configs = [RunConfig.from_composed(config) for config in composed]
-    redo = composed[0].get("redo")
-    check_launch(redo)
+    redo, wait = composed[0].get("redo"), composed[0].get("wait") is not False
+    check_launch(redo, wait, on_nodes, bool(composed[0].get("require_clean")) and provenance.dirty())
     for config in configs:
         check(config)
     names = display_names(configs, overrides)
     kept, notes = _distinct(configs, names)
     for config in _distinct_functions(kept):
         check_functions(config)
-    commit = provenance.commit()
     runs = []
     for config, name in kept:
         run_id = identity(config)
         run_dir = paths.run_dir(config.runs_dir, config.sweep, run_id)
-        runs.append(PlannedRun(config, run_id, name, run_dir, decide(run_dir, config.trainer.steps, redo, commit)))
-    due = [run.config for run in runs if run.decision.action != "skip"]
+        runs.append(PlannedRun(config, run_id, name, run_dir, Decision("start", "new")))
+    dry = bool(composed[0].get("dry_run"))
+    identities = tuple(identity(config) for config in configs)
+    made = Plan(tuple(runs), identities, dry, command, tuple(notes), redo, wait).decided()
+    due = [run.config for run in made.due]
     if here:
         for device in {config.trainer.device for config in due}:
             check_device(device)
-    dry = bool(composed[0].get("dry_run"))
-    if not dry:  # which downloads nothing
-        check_tasks(due)
-    identities = tuple(identity(config) for config in configs)
-    return Plan(tuple(runs), identities, dry, command, tuple(notes))
+    found = preflight.look(due, gpu_mem_gb)
+    if dry:  # which downloads nothing, and shows the whole grid
+        return replace(made, notes=(*made.notes, *found.problems, *found.notes))
+    if found.problems:
+        raise ConfigError(found.problems[0])
+    check_tasks(due)
+    return replace(made, notes=(*made.notes, *found.notes))
 
 
-def launch(plan: Plan, start: Start, jobs_copy: bool = False) -> list[RunResult]:
+def launch(
+    plan: Plan, start: Start, jobs_copy: bool = False, params: Mapping[str, Any] | None = None
+) -> list[RunResult]:
     """Print the plan, carry it out by `start`, print what failed. One result a run, in the order of the plan.
 
     jobs_copy: the jobs copy their own records to MLflow while they run, this process only completes the copy at the
-    end.
+    end. params: the launcher's, for the table of a dry run.
 
     Raises KeyboardInterrupt after Ctrl-C, when what had been started is recorded.
     """
-    _print_plan(plan)
-    results = {run.identity: _skipped(run) for run in plan.runs}
-    if plan.due and not plan.dry_run:
+    if plan.dry_run:
+        _print_grid(plan, params or {})
+        return [_not_started(run) for run in plan.runs]
+    if jobs_copy and plan.due:
+        _prepare_store(plan)
+    with Opening(plan) as opening:
+        plan = opening.plan
+        _print_plan(plan)
+        results = {run.identity: _not_started(run) for run in plan.runs}
         for run in plan.due:
-            _prepare(run, plan.command)
-        with contextlib.nullcontext() if jobs_copy else mirror(plan):
-            for result in start(plan):
-                results[result.identity] = result
-        if jobs_copy:
-            with mirror(plan):
-                pass
-        _print_outcome(list(results.values()))
+            opening.queue(run)
+        if plan.due:
+            copying = not jobs_copy and plan.wait
+            with mirror(plan) if copying else contextlib.nullcontext():
+                results |= {result.identity: result for result in start(plan, opening)}
+    if plan.due and plan.wait and jobs_copy:
+        with mirror(plan):
+            pass
+    _print_outcome(list(results.values()), plan)
     return list(results.values())
 
 
@@ -147,11 +138,12 @@ def single(composed: Any) -> list[RunResult]:
     return launch(plan([composed], [list(hydra.overrides.task)], command_of(hydra), here=True), run_here)
 
 
-def run_here(plan: Plan) -> list[RunResult]:
+def run_here(plan: Plan, opening: Opening) -> list[RunResult]:
     """Execute the due runs one after the other in this process. Ctrl-C and SIGTERM end the run at hand and start no
     other."""
+    opening.submitted()  # each run's status names this process
     results: list[RunResult] = []
-    with _interrupts() as interrupts:
+    with interruptible() as interrupts:
         signals = Signals(interrupted=lambda: interrupts.heard)
         for run in plan.due:
             results.append(execute(run.frozen, run.run_dir, name=run.name, command=plan.command, signals=signals))
@@ -168,10 +160,15 @@ def run_here(plan: Plan) -> list[RunResult]:
 
 def exit_code(results: Sequence[RunResult]) -> int:
     """0 when all went well, 2 when nothing failed but configurations that could not be used, else 1."""
-    bad = [result for result in results if not result.ok]
+    bad = [result for result in results if is_bad(result)]
     if bad and all(result.config_error for result in bad):
         return 2
     return 1 if bad else 0
+
+
+def is_bad(result: RunResult) -> bool:
+    """True for a run that did not finish; one that waits or runs (in a job, for another command) is neither."""
+    return not result.ok and result.state not in ("queued", "running")
 
 
 def mirror(plan: Plan) -> Any:
@@ -182,6 +179,15 @@ def mirror(plan: Plan) -> Any:
     config = plan.runs[0].config
     log = Path(config.runs_dir) / config.sweep / MIRROR_LOG
     return Follower(config.sweep, config.runs_dir, config.tracking, log)
+
+
+def _prepare_store(plan: Plan) -> None:
+    """Make experiment and tables before the first of many jobs does. A server that is down ends nothing."""
+    from grpo_sweeps.tracking.mirror import initialise
+
+    problem = initialise(plan.runs[0].config.tracking)
+    if problem:
+        say(f"tracking: {problem} The runs go on without it; python -m grpo_sweeps.sync completes the copy later")
 
 
 def to_server(config: RunConfig) -> bool:
@@ -217,54 +223,52 @@ def _distinct_functions(kept: Sequence[tuple[RunConfig, str]]) -> list[RunConfig
     return list({repr((config.task.function, config.reward, config.estimator)): config for config, _ in kept}.values())
 
 
-def _prepare(run: PlannedRun, command: str) -> None:
-    """Make the run's folder and say that it waits, so that `status` knows what is still to come."""
-    try:
-        _queue(run, command)
-    except OSError as error:
-        raise ConfigError(
-            f"runs_dir={run.config.runs_dir}: {run.run_dir} cannot be made or written ({error.strerror or error}); "
-            f"a folder that this user may write is needed"
-        ) from error
-
-
-def _queue(run: PlannedRun, command: str) -> None:
-    if run.decision.action == "redo":
-        set_aside(run.run_dir)
-    run.run_dir.mkdir(parents=True, exist_ok=True)
-    before = status_or_none(run.run_dir) or RunStatus(state="queued", identity=run.identity)
-    queued = replace(
-        before, state="queued", name=run.name, sweep=run.config.sweep, total=run.config.trainer.steps, command=command,
-        host=provenance.host(), pid=os.getpid(), job_id=None, heartbeat=time.time(), error=None, ended=None,
-    )  # fmt: skip
-    write_status(run.run_dir, queued)
-
-
-def _skipped(run: PlannedRun) -> RunResult:
-    """The result of a run that is not started: what is on disk counts as well done."""
-    status = status_or_none(run.run_dir)
+def _not_started(run: PlannedRun) -> RunResult:
+    """The result of a run that this command does not start, or has only handed over: what is on disk says it."""
+    status, total = status_or_none(run.run_dir), run.config.trainer.steps
     step = status.step if status else 0
-    return RunResult(run.identity, run.name, "finished", str(run.run_dir), step, run.config.trainer.steps)
+    why = run.decision.why
+    if why == "finished":
+        return RunResult(run.identity, run.name, "finished", str(run.run_dir), step, total)
+    if why in ("failed", "stale"):
+        return RunResult(run.identity, run.name, why, str(run.run_dir), step, total, run.decision.reason)
+    state = "running" if why == "alive" and status and status.state == "running" else "queued"
+    return RunResult(run.identity, run.name, state, str(run.run_dir), step, total)
 
 
 def _print_plan(plan: Plan) -> None:
-    first = plan.runs[0].config
-    skipped = len(plan.runs) - len(plan.due)
-    line = f"sweep {first.sweep}: {len(plan.runs)} run{'s' * (len(plan.runs) > 1)}, {len(plan.due)} to do"
-    line += f", {skipped} skipped" if skipped else ""
-    say(line + (" (dry run: nothing is started)" if plan.dry_run else ""))
+    _print_head(plan)
     for run in plan.runs:
         say(f"  {run.decision.action:<8}  {run.name}  {run.run_dir}  {run.decision.reason}")
     for note in plan.notes:
         say(f"  {note}")
 
 
-def _print_outcome(results: Sequence[RunResult]) -> None:
-    bad = [result for result in results if not result.ok]
+def _print_head(plan: Plan) -> None:
+    skipped = len(plan.runs) - len(plan.due)
+    line = f"sweep {plan.folder.name}: {count(len(plan.runs))}, {len(plan.due)} to do"
+    line += f", {skipped} skipped" if skipped else ""
+    say(line + (" (dry run: nothing is started)" if plan.dry_run else ""))
+
+
+def _print_grid(plan: Plan, params: Mapping[str, Any]) -> None:
+    """What a dry run is for goes to the standard output."""
+    _print_head(plan)
+    for line in [*grid(plan, params), *plan.notes]:
+        print(line)
+
+
+def _print_outcome(results: Sequence[RunResult], plan: Plan) -> None:
+    bad = [result for result in results if is_bad(result)]
+    going = sum(result.state in ("queued", "running") for result in results)
+    runs = count(len(results))
+    if going and (bad or plan.due):
+        say(f"{going} of {runs} queued or running: neither finished nor failed")
     if not bad:
-        say(f"{len(results)} of {len(results)} run{'s' * (len(results) > 1)} finished")
+        if plan.due and not going:
+            say(f"{len(results)} of {runs} finished")
         return
-    say(f"{len(bad)} of {len(results)} run{'s' * (len(results) > 1)} did not finish:")
+    say(f"{len(bad)} of {runs} did not finish:")
     width = max(len(result.name) for result in bad)
     for result in bad:
         say(f"  {result.name:<{width}}  {result.state}  {result.error or 'no reason recorded'}  log: {result.log}")
@@ -278,7 +282,7 @@ class _Interrupts:
 
 
 @contextmanager
-def _interrupts() -> Iterator[_Interrupts]:
+def interruptible() -> Iterator[_Interrupts]:
     """`kill` and a cancelled interactive allocation should leave the state `interrupted`, as Ctrl-C does."""
     interrupts = _Interrupts()
     if threading.current_thread() is not threading.main_thread():

@@ -1,24 +1,35 @@
 """What is there already, and what it means for a run that is asked for again.
 
-Without `redo` a finished run is skipped and an unfinished one (failed, interrupted, killed) goes on from its last
-checkpoint. `redo` starts afresh: `failed` those that failed, `stale` those made by another commit, `all` every one.
-The folder that is replaced is moved aside, not deleted.
+| what is there | without redo |
+|---|---|
+| nothing, or something that made no step | start |
+| queued or running: a living process, or a job that SLURM's queue knows | skip |
+| finished, with as many steps as are asked for | skip |
+| finished, with fewer | continue |
+| interrupted or killed, by the same commit | continue from the last checkpoint |
+| interrupted or killed, by another commit (stale) | skip, and say so |
+| failed | skip, and say so |
+
+`redo` starts afresh: `failed` those that failed, `stale` those made by another commit, `all` every one that is not
+alive. The folder that is replaced is moved aside, not deleted.
 """
 
 from __future__ import annotations
 
-import shutil
 import socket
-import subprocess
 import time
+from collections.abc import Container, Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from grpo_sweeps.tracking.status import RecordError, RunStatus, process_lives, read_status
+from grpo_sweeps.sweep.queue import Answer, Queue, main_id, noted_jobs
+from grpo_sweeps.tracking.status import RecordError, RunStatus, process_lives, process_started, read_status
 
 Action = Literal["skip", "start", "continue", "redo"]
+Why = Literal["", "alive", "finished", "failed", "stale"]  # why a run is skipped
 REPLACED = ".replaced"
+QUEUE = Queue()  # one for the process, so that all its questions share one call of squeue
 
 
 @dataclass(frozen=True)
@@ -27,6 +38,7 @@ class Decision:
 
     action: Action
     reason: str
+    why: Why = ""
 
 
 def status_or_none(run_dir: Path) -> RunStatus | None:
@@ -37,52 +49,90 @@ def status_or_none(run_dir: Path) -> RunStatus | None:
         return None
 
 
-def decide(run_dir: Path, steps: int, redo: str | None, commit: str | None) -> Decision:
+def decide(run_dir: Path, steps: int, redo: str | None, commit: str | None, queue: Queue | None = None) -> Decision:
     """Compare what is asked for (`steps` updates, `redo`) with the run's status."""
     status = status_or_none(run_dir)
     if status is None:
         return Decision("start", "new")
-    if is_alive(status):
-        where = f"job {status.job_id}" if status.job_id else f"{status.host}, process {status.pid}"
-        return Decision("skip", f"{status.state} already ({where})")
+    life = where_alive(status, noted_jobs(run_dir.parent), queue)
+    if life:
+        state = "running" if status.state == "running" and not status.stale() else "queued"
+        return Decision("skip", f"{state} already ({life})", "alive")
     other_commit = status.commit != commit
+    at = f"{status.state} at step {status.step}"
+    by = f" by another commit ({(status.commit or 'unknown')[:7]})" if other_commit else ""
     if redo == "all" or (redo == "failed" and status.state == "failed") or (redo == "stale" and other_commit):
-        return Decision(
-            "redo", f"was {status.state} at step {status.step}" + (", by another commit" if other_commit else "")
-        )
-    if status.state == "finished" and status.step >= steps:
-        return Decision("skip", f"finished already ({status.step} steps)")
+        return Decision("redo", f"was {at}{by}")
+    if status.state == "failed":
+        return Decision("skip", f"{at}: {status.error or 'no reason recorded'}; redo=failed runs it again", "failed")
+    if status.state == "finished":
+        if status.step >= steps:
+            return Decision("skip", f"finished already ({status.step} steps)", "finished")
+        return Decision("continue", f"was {at} of {status.total}{by}")
     if status.step == 0:
         return Decision("start", f"was {status.state} before its first step")
-    return Decision("continue", f"was {status.state} at step {status.step} of {status.total}")
+    if other_commit:
+        return Decision("skip", f"stale: {at} of {status.total}{by}; redo=stale makes it afresh", "stale")
+    return Decision("continue", f"was {at} of {status.total}")
 
 
-def is_alive(status: RunStatus) -> bool:
-    """True for a run that runs now, or waits for a launcher or a job that exists."""
-    if status.state == "running":
-        return not status.stale()
-    if status.state != "queued":
+def is_alive(status: RunStatus, jobs: Container[str] | None = None, queue: Queue | None = None) -> bool:
+    """True for a run that runs now, or waits for a launcher or a job that exists; see `where_alive`."""
+    return bool(where_alive(status, jobs, queue))
+
+
+def where_alive(status: RunStatus, jobs: Container[str] | None = None, queue: Queue | None = None) -> str:
+    """Where a run lives, in words; "" for one that does not.
+
+    A run that says `running` or `interrupted` may be waiting again (a requeued job), so the queue is asked for both.
+    jobs: the ids that were submitted for the run's sweep (`noted_jobs`); None takes every id for one of them.
+    """
+    if status.state not in ("queued", "running", "interrupted"):
+        return ""
+    process = f"{status.host}, process {status.pid}"
+    if status.state == "running" and not status.stale():
+        return f"job {status.job_id}" if status.job_id else process
+    if status.state == "queued" and process_is_here(status):
+        return f"job {status.job_id}" if status.job_id else process
+    answer = job_of(status, jobs, queue)
+    return f"job {status.job_id}: {answer.text()}" if answer.alive else ""
+
+
+def process_is_here(status: RunStatus) -> bool:
+    """Does the process that wrote the status live on this host (and not another one that got its id)?"""
+    if status.host != socket.gethostname() or status.pid <= 0 or not process_lives(status.pid):
         return False
-    if status.host == socket.gethostname() and status.pid and process_lives(status.pid):
-        return True
-    return status.job_id is not None and job_is_queued(status.job_id)
+    began = process_started(status.pid)
+    return None in (began, status.pid_started) or began == status.pid_started
 
 
-def job_is_queued(job_id: str) -> bool:
-    """Does SLURM's queue know the job? False where there is no squeue or it does not answer."""
-    if shutil.which("squeue") is None:
-        return False
-    try:
-        done = subprocess.run(["squeue", "-h", "-j", job_id], capture_output=True, text=True, timeout=20, check=False)
-    except subprocess.TimeoutExpired:
-        return False
-    return done.returncode == 0 and bool(done.stdout.strip())
+def job_of(status: RunStatus, jobs: Container[str] | None = None, queue: Queue | None = None) -> Answer:
+    """What the queue says about a run's job; `no` for a run that has none of its own."""
+    if status.job_id is None or (jobs is not None and main_id(status.job_id) not in jobs):
+        return Answer("no")
+    return (queue or QUEUE).one(status.job_id)
 
 
-def set_aside(run_dir: Path) -> None:
-    """Move a folder that is to be made again to <sweep>/.replaced/<identity>-<time>."""
+def ask_queue(run_dirs: Iterable[Path]) -> None:
+    """Ask SLURM's queue once for the jobs of all these runs: the single questions that follow are answered from it."""
+    jobs: dict[Path, frozenset[str]] = {}
+    ids = []
+    for run_dir in run_dirs:
+        status = status_or_none(run_dir)
+        if status is None or status.job_id is None or status.state in ("finished", "failed"):
+            continue
+        if run_dir.parent not in jobs:
+            jobs[run_dir.parent] = noted_jobs(run_dir.parent)
+        if main_id(status.job_id) in jobs[run_dir.parent]:
+            ids.append(status.job_id)
+    QUEUE.ask(ids)
+
+
+def set_aside(run_dir: Path) -> Path | None:
+    """Move a folder that is to be made again to <sweep>/.replaced/<identity>-<time>; its new place."""
     if not run_dir.exists():
-        return
+        return None
     target = run_dir.parent / REPLACED / f"{run_dir.name}-{time.strftime('%Y%m%dT%H%M%S')}-{time.time_ns() % 10**6:06d}"
     target.parent.mkdir(parents=True, exist_ok=True)
     run_dir.rename(target)
+    return target

@@ -47,3 +47,18 @@ def sweeps_help() -> str:
 
 def run_dir(runs_dir: str | Path, sweep: str, identity: str) -> Path:
     return Path(runs_dir) / sweep / identity
+
+
+def sweep_names(runs_dir: Path) -> list[str]:
+    """The sweeps in a folder of runs. Raises ConfigError where there is no such folder."""
+    if not runs_dir.is_dir():
+        raise ConfigError(f"runs_dir={runs_dir}: no such folder; run something first, or name the folder of your runs")
+    return sorted(path.name for path in runs_dir.iterdir() if path.is_dir() and not path.name.startswith("."))
+
+
+def sweep_folder(runs_dir: Path, sweep: str) -> Path:
+    """The folder of a sweep that is there. Raises ConfigError, with the names of those that are."""
+    names = sweep_names(runs_dir)
+    if sweep not in names:
+        raise ConfigError(f"sweep={sweep}: not in {runs_dir}; choose one of {', '.join(names) or '(none)'}")
+    return runs_dir / sweep

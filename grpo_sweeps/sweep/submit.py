@@ -1,29 +1,33 @@
-"""Start the due runs of a plan through Submitit and wait for them: on SLURM as one array, or as processes of this
-machine.
+"""Start the due runs of a plan through Submitit: on SLURM as arrays, or as processes of this machine.
 
-The wait reads the runs' own status files first and Submitit's view of the jobs second: sacct may be missing or
-minutes late.
+How their end is waited for is in `waiting`.
 """
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import os
+import re
 import shutil
 import subprocess
 import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from grpo_sweeps.sweep.execute import RunResult, result_of
-from grpo_sweeps.sweep.job import RunJob
-from grpo_sweeps.sweep.launch import Plan, PlannedRun, to_server
+from grpo_sweeps.sweep.execute import RunResult
+from grpo_sweeps.sweep.job import GRACE_S, RunJob
+from grpo_sweeps.sweep.launch import interruptible, to_server
 from grpo_sweeps.sweep.ledger import status_or_none
-from grpo_sweeps.sweep.say import say
-from grpo_sweeps.tracking.status import RunStatus, write_status
+from grpo_sweeps.sweep.opening import Opening
+from grpo_sweeps.sweep.planned import Plan, PlannedRun
+from grpo_sweeps.sweep.preflight import check_nodes
+from grpo_sweeps.sweep.queue import main_id, note_jobs
+from grpo_sweeps.sweep.say import count, say
+from grpo_sweeps.sweep.waiting import end, result_of_job, wait, write
 from grpo_sweeps.types import ConfigError
 
 POLL_S = 2.0  # between looks at the status files of jobs on SLURM
@@ -40,7 +44,12 @@ SHARED = (
     "stderr_to_stdout",
 )
 INIT = ("max_num_timeout", "python", "max_pickle_size_gb")
-OURS = ("submitit_folder", "parallel_jobs")
+OURS = ("submitit_folder", "parallel_jobs", "requeue", "gpu_mem_gb")
+MAX_ARRAY = 1000  # SLURM's own default, where it cannot be asked
+# Where SLURM is found: what `submitit.helpers.clean_env` takes away with the launching allocation's variables.
+WHERE_SLURM_IS = ("SLURM_CONF", "SLURM_CLUSTERS")
+ONE_TASK = "a run is one process on one node, so 1 is allowed"
+TASKS = re.compile(r"--(ntasks(?:-per-\w+)?|nodes)(?:[= ](.*))?|-([nN])[= ]?(.*)")
 
 
 def check_slurm(params: Mapping[str, Any]) -> None:
@@ -53,6 +62,8 @@ def check_slurm(params: Mapping[str, Any]) -> None:
             f"login node of the "
             "cluster, or choose hydra/launcher=basic or submitit_local"
         )
+    if note := check_nodes(params):
+        say(note)
 
 
 def check_local(params: Mapping[str, Any]) -> None:
@@ -81,56 +92,109 @@ def gpu_slots(params: Mapping[str, Any]) -> list[list[int]]:
     return slots[:parallel]
 
 
-def start_slurm(plan: Plan, params: Mapping[str, Any], poll_s: float = POLL_S) -> list[RunResult]:
-    """Submit the due runs as one array and wait. Ctrl-C ends the wait and leaves the jobs to SLURM."""
-    import submitit
-
-    try:
-        with submitit.helpers.clean_env():  # inside an allocation the jobs must not take its SLURM_* for theirs
-            job_copies = to_server(plan.due[0].config)
-            jobs = _slurm_executor(params).map_array(RunJob(job_copies), *zip(*_arguments(plan), strict=True))
-    except Exception as error:
-        for run in plan.due:
-            _end(run, "failed", f"not submitted: {_first_line(error)}")
-        raise ConfigError(f"hydra/launcher=submitit_slurm: the submission was refused: {_first_line(error)}") from error
-    waiting = dict(zip(plan.due, jobs, strict=True))
+def start_slurm(plan: Plan, opening: Opening, params: Mapping[str, Any], poll_s: float = POLL_S) -> list[RunResult]:
+    """Submit the due runs as one array (as few as SLURM allows) and wait. Ctrl-C ends the wait and leaves the jobs."""
+    waiting, left, refusal = _submit(plan, params)
+    if not waiting:
+        raise ConfigError(f"hydra/launcher=submitit_slurm: the submission was refused: {refusal}")
+    note_jobs(plan.folder, [job.job_id for job in waiting.values()])
     for run, job in waiting.items():
         _note_job(run, job.job_id)
-    ids = sorted({job.job_id.split("_")[0] for job in jobs})
-    sweep, runs_dir = plan.due[0].config.sweep, plan.due[0].config.runs_dir
-    say(
-        f"submitted {len(jobs)} runs as job {', '.join(ids)}; see python -m grpo_sweeps.status sweep={sweep} "
-        f"runs_dir={runs_dir}"
-    )
+    opening.put_back(left)
+    opening.submitted()
+    config = plan.due[0].config
+    where = f"sweep={config.sweep}" + (f" runs_dir={config.runs_dir}" if config.runs_dir != "runs" else "")
+    ids = sorted({main_id(job.job_id) for job in waiting.values()}, key=int)
+    say(f"submitted {count(len(waiting))} as job {', '.join(ids)}; see python -m grpo_sweeps.status {where}")
+    if left:
+        say(f"not submitted: {count(len(left))}: {refusal}")
+    results = [
+        RunResult(run.identity, run.name, "not submitted", str(run.run_dir), error=f"not submitted: {refusal}")
+        for run in left
+    ]
+    if not plan.wait:
+        copied = "" if to_server(config) else f"; python -m grpo_sweeps.sync {where} copies their records to MLflow"
+        say(f"not waiting: the jobs go on{copied if config.tracking.kind == 'mlflow' else ''}")
+        return results
     try:
-        return _wait(waiting, poll_s)
+        return results + wait(waiting, poll_s)
     except KeyboardInterrupt:
-        say(f"no longer waiting: the jobs go on; end them with scancel {' '.join(ids)}")
+        say(f"no longer waiting: the jobs go on; end them with python -m grpo_sweeps.cancel {where}")
         raise
 
 
-def start_local(plan: Plan, params: Mapping[str, Any], poll_s: float = POLL_LOCAL_S) -> list[RunResult]:
+def _submit(plan: Plan, params: Mapping[str, Any]) -> tuple[dict[PlannedRun, Any], list[PlannedRun], str]:
+    """The runs that were submitted with their jobs, those that were not, and why not."""
+    size = max_array()
+    runs, arguments = list(plan.due), _arguments(plan)
+    starts = range(0, len(runs), size)
+    if len(starts) > 1:  # the throttle is the sweep's, and SLURM's is each array's own
+        params = {**params, "array_parallelism": max(1, int(params.get("array_parallelism") or 1) // len(starts))}
+    jobs: list[Any] = []
+    for start in starts:
+        try:
+            with _away_from_here():
+                executor = _slurm_executor(params)
+                job = RunJob(to_server(plan.due[0].config), _grace(params))
+                jobs += executor.map_array(job, *zip(*arguments[start : start + size], strict=True))
+        except Exception as error:  # whatever Submitit and sbatch refuse is told in one sentence
+            return dict(zip(runs, jobs, strict=False)), runs[len(jobs) :], _last_line(error)
+    return dict(zip(runs, jobs, strict=True)), [], ""
+
+
+def _grace(params: Mapping[str, Any]) -> float:
+    """Seconds in which a job that hears Submitit's signal may finish its step: the other half is for the checkpoint."""
+    return float(params.get("signal_delay_s") or 2 * GRACE_S) / 2
+
+
+@contextlib.contextmanager
+def _away_from_here() -> Iterator[None]:
+    """Without the variables of the allocation that this command may run in, which its jobs must not take for theirs;
+    with those that say where SLURM is."""
+    import submitit
+
+    kept = {name: os.environ[name] for name in WHERE_SLURM_IS if name in os.environ}
+    with submitit.helpers.clean_env():
+        os.environ.update(kept)
+        yield
+
+
+def max_array() -> int:
+    """How many tasks an array may have on this cluster."""
+    try:
+        done = subprocess.run(["scontrol", "show", "config"], capture_output=True, text=True, timeout=20, check=False)
+    except (OSError, subprocess.TimeoutExpired):
+        return MAX_ARRAY
+    found = re.search(r"^MaxArraySize\s*=\s*(\d+)", done.stdout, re.M)
+    return max(1, int(found.group(1))) if found else MAX_ARRAY
+
+
+def start_local(
+    plan: Plan, opening: Opening, params: Mapping[str, Any], poll_s: float = POLL_LOCAL_S
+) -> list[RunResult]:
     """Start the due runs as processes here, as many at once as `gpu_slots` says. Ctrl-C ends those that run."""
+    opening.submitted()  # each run's status names this process
     free = gpu_slots(params)
     queue, results = list(plan.due), list[RunResult]()
     active: dict[PlannedRun, tuple[Any, list[int]]] = {}
     arguments = dict(zip(plan.due, _arguments(plan), strict=True))
     try:
-        while queue or active:
-            while queue and free:
-                run, own = queue.pop(0), free.pop(0)
-                job = _local_executor(params, own).submit(RunJob(), *arguments[run])
-                active[run] = (job, own)
-            for run, (job, own) in list(active.items()):
-                if job.done():  # the process has gone, so its GPU is free; how it ended is in the run's folder
-                    results.append(_result_of_job(run, job))
-                    free.append(own)
-                    del active[run]
-            time.sleep(poll_s)
+        with interruptible():
+            while queue or active:
+                while queue and free:
+                    run, own = queue.pop(0), free.pop(0)
+                    job = _local_executor(params, own).submit(RunJob(grace_s=_grace(params)), *arguments[run])
+                    active[run] = (job, own)
+                for run, (job, own) in list(active.items()):
+                    if job.done():  # the process has gone, so its GPU is free; how it ended is in the run's folder
+                        results.append(result_of_job(run, job))
+                        free.append(own)
+                        del active[run]
+                time.sleep(poll_s)
     except BaseException:
         for run, (job, _) in active.items():
             job.cancel(check=False)
-            _end(run, "interrupted", "cancelled with the launching process")
+            end(run, "interrupted", "cancelled with the launching process")
         say(f"interrupted: {len(active)} runs cancelled, {len(queue)} not started")
         raise
     return results
@@ -152,12 +216,23 @@ def _slurm_executor(params: Mapping[str, Any]) -> Any:
     """Submitit's SLURM executor with every parameter that is set."""
     import submitit
 
-    logging.getLogger("submitit").propagate = False  # it has a handler of its own: say things once
+    logging.getLogger("submitit").setLevel(logging.ERROR)  # it warns at each look that there is no sacct
     init = {f"slurm_{key}": params[key] for key in INIT if params.get(key) is not None}
     executor = submitit.AutoExecutor(folder=params["submitit_folder"], cluster="slurm", **init)
     rest = {key: value for key, value in params.items() if key not in (*INIT, *OURS) and value is not None}
+    rest["additional_parameters"] = _additional(params)
     executor.update_parameters(**{key if key in SHARED else f"slurm_{key}": value for key, value in rest.items()})
     return executor
+
+
+def _additional(params: Mapping[str, Any]) -> dict[str, Any]:
+    """Flags of sbatch without a key of their own. Jobs may be queued again after a preemption or a node's failure
+    whatever the cluster's default, unless requeue=false or a flag of the user's says otherwise."""
+    own = dict(params.get("additional_parameters") or {})
+    named = {key.replace("_", "-") for key in own} & {"requeue", "no-requeue"}
+    if named or params.get("requeue") is None:
+        return own
+    return {"requeue" if params["requeue"] else "no-requeue": True, **own}
 
 
 def _local_executor(params: Mapping[str, Any], gpus: list[int]) -> Any:
@@ -178,57 +253,34 @@ def _arguments(plan: Plan) -> list[tuple[Any, ...]]:
     return [(run.frozen, str(run.run_dir.resolve()), run.name, plan.command, import_paths) for run in plan.due]
 
 
-def _wait(waiting: dict[PlannedRun, Any], poll_s: float) -> list[RunResult]:
-    results: list[RunResult] = []
-    while waiting:
-        for run, job in list(waiting.items()):
-            status = status_or_none(run.run_dir)
-            killed = status is not None and status.stale()
-            if result_of(run.run_dir) is not None or killed or job.done():
-                results.append(_result_of_job(run, job))
-                del waiting[run]
-        if waiting:
-            time.sleep(poll_s)
-    return results
-
-
-def _result_of_job(run: PlannedRun, job: Any) -> RunResult:
-    """The run's own account of its end; where the job was killed without a word, that is written down for it."""
-    result, error = result_of(run.run_dir), ""
-    if result is None:
-        state = str(job.state)
-        error = f"job {job.job_id} ended without a word (state {state}); its output: {job.paths.stderr}"
-        _end(run, "interrupted", error)
-        result = result_of(run.run_dir)
-    return result or RunResult(run.identity, run.name, "interrupted", str(run.run_dir), error=error)
-
-
-def _end(run: PlannedRun, state: Any, error: str) -> None:
-    before = status_or_none(run.run_dir) or RunStatus(state="queued", identity=run.identity, name=run.name)
-    _write(run, replace(before, state=state, error=error, ended=time.time()))
-
-
-def _write(run: PlannedRun, status: RunStatus) -> None:
-    """Where the status cannot be written (a full disk), the other runs are still waited for."""
-    try:
-        write_status(run.run_dir, status)
-    except OSError as error:
-        say(f"{run.name}: its status could not be written ({error})")
-
-
 def _note_job(run: PlannedRun, job_id: str) -> None:
     """Put the job's number beside a run that still waits; a run that has started has written it itself."""
     status = status_or_none(run.run_dir)
     if status and status.state == "queued":
-        _write(run, replace(status, job_id=job_id))
+        write(run, replace(status, job_id=job_id))
 
 
 def _check_tasks(params: Mapping[str, Any]) -> None:
+    """A run is one process on one node, whatever key or flag says how many."""
     for key in ("nodes", "tasks_per_node"):
         if params.get(key) not in (None, 1):
-            raise ConfigError(f"hydra.launcher.{key}={params[key]}: a run is one process on one node, so 1 is allowed")
+            raise ConfigError(f"hydra.launcher.{key}={params[key]}: {ONE_TASK}")
+    for flag, value in dict(params.get("additional_parameters") or {}).items():
+        dashes = "-" if len(flag) == 1 else "--"
+        _check_flag("additional_parameters", f"{dashes}{flag.replace('_', '-')}={value}")
+    words = [str(word) for word in params.get("srun_args") or []]
+    for word, following in zip(words, [*words[1:], ""], strict=False):
+        bare = word in ("-n", "-N") or (word.startswith("--") and "=" not in word)
+        _check_flag("srun_args", f"{word} {following}" if bare else word)
 
 
-def _first_line(error: BaseException) -> str:
+def _check_flag(key: str, flag: str) -> None:
+    found = TASKS.fullmatch(flag)
+    value = next((group for group in (found.group(2), found.group(4)) if group is not None), "") if found else "1"
+    if value.strip() != "1":
+        raise ConfigError(f"hydra.launcher.{key}: {flag}: {ONE_TASK}")
+
+
+def _last_line(error: BaseException) -> str:
     lines: Sequence[str] = [line for line in str(error).splitlines() if line.strip()]
     return lines[-1].strip() if lines else type(error).__name__

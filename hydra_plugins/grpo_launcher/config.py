@@ -34,6 +34,7 @@ class SubmititConf:
     setup: list[str] | None = None  # shell lines before the run, such as "module load cuda"
     signal_delay_s: int = 120  # the job hears this long before its end that it has to checkpoint
     max_num_timeout: int = 10  # how often a job that ran out of time is queued again
+    gpu_mem_gb: float | None = None  # of one GPU of the nodes: a run that will hardly fit is named before it queues
     python: str | None = None
     max_pickle_size_gb: float | None = None
 
@@ -57,6 +58,7 @@ class SlurmConf(SubmititConf):
     account: str | None = None
     qos: str | None = None
     array_parallelism: int = 64  # runs at once
+    requeue: bool = True  # --requeue: a preempted job, or one whose node failed, goes back in the queue
     gres: str | None = None
     gpus_per_task: int | None = None
     cpus_per_gpu: int | None = None

@@ -22,19 +22,22 @@ def _launch(
     on_nodes: the runs are on other machines, so with an MLflow server each copies its own record.
     """
     from grpo_sweeps.sweep.command import command_of
-    from grpo_sweeps.sweep.launch import RunFailed, launch, plan, to_server
+    from grpo_sweeps.sweep.launch import RunFailed, is_bad, launch, plan, to_server
 
     setup_globals()
     loader = launcher.hydra_context.config_loader
     composed = [loader.load_sweep_config(launcher.config, list(overrides)) for overrides in job_overrides]
-    planned = plan(composed, job_overrides, command_of(launcher.config.hydra), here)
+    params = getattr(launcher, "params", {})
+    command = command_of(launcher.config.hydra)
+    planned = plan(composed, job_overrides, command, here, on_nodes, params.get("gpu_mem_gb"))
     jobs_copy = on_nodes and to_server(planned.runs[0].config)
-    results = {result.identity: result for result in launch(planned, start, jobs_copy)}
+    results = {result.identity: result for result in launch(planned, start, jobs_copy, params)}
     returns = []
     for config, overrides, key in zip(composed, job_overrides, planned.identities, strict=True):
         job = JobReturn(overrides=list(overrides), cfg=config, task_name="run")
-        job.return_value = results[key] if results[key].ok else RunFailed([results[key]])
-        job.status = JobStatus.COMPLETED if results[key].ok else JobStatus.FAILED
+        bad = is_bad(results[key])
+        job.return_value = RunFailed([results[key]]) if bad else results[key]
+        job.status = JobStatus.FAILED if bad else JobStatus.COMPLETED
         returns.append(job)
     return returns
 
@@ -55,7 +58,7 @@ class GrpoLocalLauncher(LocalLauncher):
         from grpo_sweeps.sweep.submit import check_local, start_local
 
         check_local(self.params)
-        return _launch(self, job_overrides, lambda planned: start_local(planned, self.params))
+        return _launch(self, job_overrides, lambda planned, opening: start_local(planned, opening, self.params))
 
 
 class GrpoSlurmLauncher(SlurmLauncher):
@@ -65,4 +68,6 @@ class GrpoSlurmLauncher(SlurmLauncher):
         from grpo_sweeps.sweep.submit import check_slurm, start_slurm
 
         check_slurm(self.params)
-        return _launch(self, job_overrides, lambda planned: start_slurm(planned, self.params), on_nodes=True)
+        return _launch(
+            self, job_overrides, lambda planned, opening: start_slurm(planned, opening, self.params), on_nodes=True
+        )

@@ -19,7 +19,7 @@ import pytest
 ROOT = Path(__file__).resolve().parents[2]
 PACKAGE = ROOT / "grpo_sweeps"
 PLUGINS = ROOT / "hydra_plugins"
-ENTRY_POINTS = {"run", "status", "sync", "bench", "pretrain_tiny", "convert"}
+ENTRY_POINTS = {"run", "status", "cancel", "sync", "bench", "pretrain_tiny", "convert"}
 
 LEAVES = {"types", "estimators", "spectra", "spectra_floor", "intervals", "tasks", "rewards", "models"}
 # What each part may import from the package, itself aside. Entry points may import everything.
@@ -230,7 +230,10 @@ def test_the_plugin_namespace_stays_open_to_others() -> None:
 
 @pytest.mark.parametrize(
     "module",
-    ["grpo_sweeps", *(f"grpo_sweeps.{name}" for name in ("types", "config", "status", "run", "report.query"))],
+    [
+        "grpo_sweeps",
+        *(f"grpo_sweeps.{name}" for name in ("types", "config", "status", "cancel", "run", "report.query")),
+    ],
 )
 def test_light_modules_load_neither_torch_nor_mlflow(module: str) -> None:
     heavy = ["torch", "transformers", "datasets", "mlflow"]

@@ -238,10 +238,12 @@ def test_gaussian_null_against_sampling_the_scores_themselves():
     for _ in range(4000):
         rows = weights[:, None] * rng.standard_normal((4, 4)) * np.sqrt(spectrum / 4)
         draws.append(effective_rank(np.linalg.svd(rows, compute_uv=False)))
-    got = float(null_gaussian(gram, weights, np.random.default_rng(1), draws=4000))
+    normal = np.random.default_rng(1).standard_normal((4000, 4, 4))
+    got = float(null_gaussian(gram, weights, normal))
     assert got == pytest.approx(np.mean(draws), abs=5 * np.std(draws) / np.sqrt(2000))
-    again = null_gaussian(np.stack([gram, gram]), np.stack([weights, weights]), np.random.default_rng(1), draws=8)
-    assert again.shape == (2,)
+    again = null_gaussian(np.stack([gram, gram]), np.stack([weights, weights]), normal[:16].reshape(2, 8, 4, 4))
+    alone = [float(null_gaussian(gram, weights, part)) for part in (normal[:8], normal[8:16])]
+    assert again == pytest.approx(alone)  # a group's value depends on its own draws alone
 
 
 def test_summary_has_the_metric_names_and_no_zero_for_an_empty_spectrum():

@@ -65,10 +65,87 @@ def test_one_failure_hides_no_other_run(run: Run, statuses: Statuses, capfd: pyt
     assert "second line" in log.read_text() and "Traceback" in log.read_text()
 
 
-def test_failed_runs_are_tried_again(run: Run, capfd: pytest.CaptureFixture[str]) -> None:
-    assert run("seed=1") == 1
-    assert run("seed=1") == 1
-    assert "was failed before its first step" in capfd.readouterr().err
+def test_failed_runs_are_tried_again_only_when_asked(run: Run, capfd: pytest.CaptureFixture[str]) -> None:
+    assert run("-m", "seed=1,0") == 1
+    capfd.readouterr()
+    assert run("-m", "seed=1,0") == 1
+    err = capfd.readouterr().err
+    assert "2 runs, 0 to do, 2 skipped" in err and "1 of 2 runs did not finish:" in err
+    assert "R=4 seed=1  failed  failed at step 0: RuntimeError: boom; redo=failed runs it again" in err
+    assert run("-m", "seed=1,0", "redo=failed") == 1
+    assert "redo      R=4 seed=1" in capfd.readouterr().err
+
+
+def test_a_run_of_another_commit_is_not_continued_unasked(
+    run: Run, statuses: Statuses, capfd: pytest.CaptureFixture[str]
+) -> None:
+    from dataclasses import replace
+
+    from grpo_sweeps.tracking.status import write_status
+
+    assert run("R=4") == 0
+    (status,) = statuses().values()
+    write_status(Path("runs/adhoc") / status.identity, replace(status, state="interrupted", step=2, commit="0" * 40))
+    capfd.readouterr()
+    assert run("R=4") == 1
+    err = capfd.readouterr().err
+    assert "stale: interrupted at step 2 of 3 by another commit (0000000); redo=stale makes it afresh" in err
+    assert run("R=4", "redo=stale") == 0
+
+
+def test_a_run_that_lives_elsewhere_is_neither_finished_nor_failed(
+    run: Run, statuses: Statuses, capfd: pytest.CaptureFixture[str]
+) -> None:
+    import time
+    from dataclasses import replace
+
+    from grpo_sweeps.tracking.status import write_status
+
+    assert run("R=4") == 0
+    (status,) = statuses().values()
+    living = replace(status, state="running", step=1, host="elsewhere", heartbeat=time.time() + 60)
+    write_status(Path("runs/adhoc") / status.identity, living)
+    capfd.readouterr()
+    assert run("-m", "R=4,8") == 0
+    err = capfd.readouterr().err
+    assert "1 of 2 runs queued or running: neither finished nor failed" in err and "did not finish" not in err
+    assert "2 of 2 runs finished" not in err
+
+
+def test_what_was_composed_is_written_before_the_start(run: Run, workplace: Path, monkeypatch: Any) -> None:
+    import sys
+    import types
+
+    seen: list[Any] = []
+
+    def train(config: Any, run_dir: Path, *_: Any) -> None:
+        for path in sorted(run_dir.parent.glob("*/config.yaml")):
+            seen.append(yaml.safe_load(path.read_text())["R"])
+
+    monkeypatch.setitem(sys.modules, "grpo_sweeps.loop.train", types.SimpleNamespace(train=train))
+    assert run("-m", "R=4,8") == 0
+    assert sorted(seen[:2]) == [4, 8], "the second run's configuration is there while the first one runs"
+
+
+def test_not_waiting_needs_a_scheduler(run: Run, workplace: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    for words in (("R=4",), ("-m", "R=4,8"), ("-m", "R=4,8", "hydra/launcher=submitit_local")):
+        assert run(*words, "wait=false") == 2
+        assert "error: wait=false: the runs end with this command, so true is allowed" in capfd.readouterr().err
+    assert not (workplace / "runs").exists()
+
+
+def test_a_clean_checkout_can_be_required(
+    run: Run, workplace: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    from grpo_sweeps.tracking import provenance
+
+    monkeypatch.setattr(provenance, "dirty", lambda: True)
+    assert run("R=4", "require_clean=true") == 2
+    assert "error: require_clean=true: the checkout differs from its commit" in capfd.readouterr().err
+    assert not (workplace / "runs").exists()
+    assert run("R=4") == 0
+    monkeypatch.setattr(provenance, "dirty", lambda: False)
+    assert run("R=8", "require_clean=true") == 0
 
 
 def test_a_configuration_that_only_training_can_judge_gives_2(run: Run, statuses: Statuses) -> None:
@@ -158,7 +235,7 @@ def test_a_lock_keeps_a_second_process_out(workplace: Path) -> None:
     with open(run_dir / LOCK_FILE, "a") as file:
         fcntl.flock(file, fcntl.LOCK_EX)
         result = execute(frozen, run_dir)
-    assert not result.ok and result.error == "another process is running this run"
+    assert result.ok and result.elsewhere and result.error == "another process is running this run"
     assert not (run_dir / "metrics.jsonl").exists()
     assert execute(frozen, run_dir).ok
     assert execute(frozen, run_dir).ok  # started once more after it has finished: returns at once

@@ -10,7 +10,8 @@ from typing import Any
 
 import pytest
 
-from grpo_sweeps.sweep.ledger import decide, is_alive, job_is_queued, set_aside
+from grpo_sweeps.sweep.ledger import decide, is_alive, set_aside
+from grpo_sweeps.sweep.queue import Answer, note_jobs
 from grpo_sweeps.tracking.status import RunStatus, write_status
 
 DEAD = 2**22 + 1  # above any process id of Linux
@@ -27,9 +28,18 @@ def status(state: Any, **fields: Any) -> RunStatus:
         ({"state": "finished"}, None, "skip"),
         ({"state": "finished", "step": 3, "total": 3}, None, "continue"),
         ({"state": "finished", "step": 9, "total": 9}, None, "skip"),
-        ({"state": "failed", "step": 2}, None, "continue"),
-        ({"state": "failed", "step": 0}, None, "start"),
+        ({"state": "failed", "step": 2}, None, "skip"),
+        ({"state": "failed", "step": 0}, None, "skip"),
         ({"state": "interrupted", "step": 2}, None, "continue"),
+        ({"state": "interrupted", "step": 0}, None, "start"),
+        ({"state": "interrupted", "step": 2, "commit": "old"}, None, "skip"),
+        ({"state": "interrupted", "step": 2, "commit": "old"}, "failed", "skip"),
+        ({"state": "interrupted", "step": 2, "commit": "old"}, "stale", "redo"),
+        ({"state": "interrupted", "step": 0, "commit": "old"}, None, "start"),
+        ({"state": "running", "step": 2, "commit": "old"}, None, "skip"),
+        ({"state": "running", "step": 2, "commit": "old", "pid": os.getpid()}, "stale", "skip"),
+        ({"state": "queued", "step": 0, "commit": None}, None, "start"),
+        ({"state": "finished", "step": 3, "total": 3, "commit": "old"}, None, "continue"),
         ({"state": "running", "step": 2}, None, "continue"),
         ({"state": "queued", "step": 0}, None, "start"),
         ({"state": "running", "pid": os.getpid()}, None, "skip"),
@@ -59,16 +69,57 @@ def test_a_run_of_another_host_lives_by_its_heartbeat() -> None:
     assert not is_alive(old)
 
 
-def test_queue_is_asked_by_job(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("PATH", str(tmp_path))
-    assert not job_is_queued("17_3")  # no squeue
-    fake = tmp_path / "squeue"
-    fake.write_text('#!/bin/sh\n[ "$3" = 17_3 ] && echo RUNNING\nexit 0\n')
-    fake.chmod(0o755)
-    monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin")
-    assert job_is_queued("17_3")
-    assert not job_is_queued("18")
-    assert is_alive(status("queued", job_id="17_3"))
+class Told:
+    """A queue that says what it is told."""
+
+    def __init__(self, *answer: Any) -> None:
+        self.answer = Answer(*answer)
+
+    def one(self, job_id: str) -> Answer:
+        return self.answer
+
+
+YES, NO, UNKNOWN, ABSENT = ("yes", "PENDING", "Resources"), ("no",), ("unknown", "", "TimeoutExpired"), ("absent",)
+
+
+@pytest.mark.parametrize("state", ["queued", "running", "interrupted"])
+@pytest.mark.parametrize(
+    ("answer", "action"), [(YES, "skip"), (UNKNOWN, "skip"), (NO, "continue"), (ABSENT, "continue")]
+)
+def test_a_job_that_the_queue_knows_is_alive_whatever_the_status_says(
+    tmp_path: Path, state: Any, answer: Any, action: str
+) -> None:
+    """A requeued job has left `running` or `interrupted` behind and is pending again."""
+    run_dir = tmp_path / "abc"
+    run_dir.mkdir()
+    note_jobs(tmp_path, ["17_3"])
+    write_status(run_dir, status(state, step=2, job_id="17_3"))
+    decision = decide(run_dir, 5, None, "abc", Told(*answer))  # type: ignore[arg-type]
+    assert decision.action == action
+    if answer == YES:
+        assert decision.reason == "queued already (job 17_3: PENDING, Resources)" and decision.why == "alive"
+    if answer == UNKNOWN:
+        assert "squeue does not answer (TimeoutExpired), so the job is taken to be alive" in decision.reason
+
+
+@pytest.mark.parametrize("state", ["finished", "failed"])
+def test_an_ended_run_is_not_asked_about(tmp_path: Path, state: Any) -> None:
+    write_status(tmp_path, status(state, job_id="17_3"))
+    assert decide(tmp_path, 5, None, "abc", Told(*YES)).why == state  # type: ignore[arg-type]
+
+
+def test_the_allocation_that_a_run_was_trained_in_is_not_its_job(tmp_path: Path) -> None:
+    write_status(tmp_path, status("interrupted", step=2, job_id="99"))
+    assert decide(tmp_path, 5, None, "abc", Told(*YES)).action == "continue"  # type: ignore[arg-type]
+
+
+def test_reasons_name_what_to_do(tmp_path: Path) -> None:
+    write_status(tmp_path, status("failed", step=2, error="RuntimeError: boom"))
+    assert decide(tmp_path, 5, None, "abc").reason == "failed at step 2: RuntimeError: boom; redo=failed runs it again"
+    write_status(tmp_path, status("interrupted", step=2, commit="0123456789"))
+    assert decide(tmp_path, 5, None, "abc").reason == (
+        "stale: interrupted at step 2 of 5 by another commit (0123456); redo=stale makes it afresh"
+    )
 
 
 def test_a_replaced_folder_is_kept(tmp_path: Path) -> None:

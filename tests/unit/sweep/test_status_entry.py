@@ -35,7 +35,8 @@ def runs(tmp_path: Path) -> Path:
         run_dir = tmp_path / "mine" / f"id{index}"
         run_dir.mkdir(parents=True)
         write_status(run_dir, RunStatus(name=name, sweep="mine", total=4, host=host, heartbeat=now, **fields))
-        lines = [{"step": step, "time": 10.0 * step, "reward": 0.25 * step, "spectral/effective_rank": 1.0 + step}
+        lines = [{"step": step, "time": 10.0 * step, "reward": 0.25 * step, "spectral/effective_rank": 1.0 + step,
+                  "step_time": 8.0 + step}
                  for step in range(fields["step"])]  # fmt: skip
         lines.append({"step": fields["step"], "time": 99.0, "eval/accuracy": 0.1})
         (run_dir / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines) + '{"step": 99, "rew')
@@ -52,6 +53,7 @@ def test_rows(runs: Path) -> None:
     }  # fmt: skip
     assert rows["R=4 seed=0"].reward == 0.25 and rows["R=4 seed=0"].effective_rank == 2.0
     assert rows["R=4 seed=0"].left_s == pytest.approx(20.0)  # two steps left at ten seconds each
+    assert rows["R=4 seed=0"].pace_s == 8.5 and rows["R=4 seed=0"].node == socket.gethostname()
     assert rows["R=2 seed=0"].left_s is None
     assert rows["R=16 seed=0"].reward is None
     assert list(rows)[:3] == ["R=2 seed=0", "R=4 seed=0", "R=8 seed=0"]
@@ -64,6 +66,91 @@ def test_table_and_json(runs: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main([f"runs_dir={runs}", "sweep=mine", "json=true"]) == 0
     rows = json.loads(capsys.readouterr().out)
     assert len(rows) == 6 and {row["total"] for row in rows} == {0, 4}
+    running = next(row for row in rows if row["name"] == "R=4 seed=0")
+    fields = {
+        "state",
+        "step",
+        "total",
+        "pace_s",
+        "left_s",
+        "reward",
+        "effective_rank",
+        "node",
+        "job_id",
+        "queue",
+        "log",
+    }
+    assert fields | {"heartbeat", "commit", "versions", "command", "traceback", "notes"} <= set(running)
+
+
+def test_why_runs_ended_stands_below_the_table(runs: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main([f"runs_dir={runs}"]) == 0
+    lines = [line.strip() for line in capsys.readouterr().out.splitlines()]
+    assert "R=32 seed=0 failed: RuntimeError:  [31mboom" in lines
+    assert f"R=8 seed=0 interrupted: process {DEAD} on {socket.gethostname()} has ended without a word" in lines
+
+
+@pytest.mark.parametrize("state", ["queued", "running", "interrupted"])
+def test_the_queue_says_why_a_job_waits(
+    runs: Path, state: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    from grpo_sweeps.sweep import ledger
+    from grpo_sweeps.sweep.queue import Queue, note_jobs
+
+    tools = tmp_path / ".tools"
+    tools.mkdir()
+    (tools / "squeue").write_text("#!/bin/sh\necho '17_3|PENDING|Resources|'\n")
+    (tools / "squeue").chmod(0o755)
+    monkeypatch.setenv("PATH", str(tools))
+    monkeypatch.setattr(ledger, "QUEUE", Queue(keep_s=0))
+    write_status(runs / "mine" / "id2", RunStatus(state=state, name="R=8 seed=0", step=1, total=4, job_id="17_3"))
+    note_jobs(runs / "mine", ["17_3"])
+    row = {row.name: row for row in collect(runs, "mine")}["R=8 seed=0"]
+    assert (row.state, row.queue, row.node, row.job_id) == ("queued", "PENDING, Resources", "", "17_3")
+    assert main([f"runs_dir={runs}"]) == 0
+    assert "queued: PENDING, Resources  1/4" in capsys.readouterr().out
+    (tools / "squeue").write_text("#!/bin/sh\necho 'Unable to contact slurm controller' >&2; exit 1\n")
+    row = {row.name: row for row in collect(runs, "mine")}["R=8 seed=0"]
+    assert row.state == "queued" and "squeue does not answer (Unable to contact slurm controller)" in row.queue
+    (tools / "squeue").unlink()
+    row = {row.name: row for row in collect(runs, "mine")}["R=8 seed=0"]
+    assert row.state == "interrupted" and not row.queue
+
+
+def test_a_table_that_lives_ends_when_nothing_runs_any_more(
+    runs: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    import os
+    from dataclasses import replace
+
+    from grpo_sweeps import status as entry
+    from grpo_sweeps.tracking.status import read_status
+
+    looks: list[float] = []
+
+    def sleep(seconds: float) -> None:
+        looks.append(seconds)
+        if len(looks) == 2:
+            run_dir = runs / "mine" / "id1"
+            write_status(run_dir, replace(read_status(run_dir), state="finished", step=4))
+
+    monkeypatch.setattr(entry.time, "sleep", sleep)
+    monkeypatch.setattr(sys.stdout, "isatty", lambda: True)
+    assert read_status(runs / "mine" / "id1").pid == os.getpid()
+    assert main([f"runs_dir={runs}", "watch=true"]) == 0
+    assert looks == [entry.WATCH_S] * 2 and "2 finished" in capsys.readouterr().out
+
+    def interrupted(seconds: float) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(entry.time, "sleep", interrupted)
+    write_status(runs / "mine" / "id1", replace(read_status(runs / "mine" / "id1"), state="running", pid=os.getpid()))
+    assert main([f"runs_dir={runs}", "watch=true"]) == 0
+
+
+def test_watching_off_a_terminal_prints_once(runs: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main([f"runs_dir={runs}", "watch=true"]) == 0
+    assert "sweep mine: 6 runs" in capsys.readouterr().out
 
 
 def test_terminal_table_hides_control_characters(runs: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -80,6 +167,8 @@ def test_terminal_table_hides_control_characters(runs: Path, capsys: pytest.Capt
         (["sweep=other"], "sweep=other: not in"),
         (["sweeps=mine"], "sweeps=mine: not understood; allowed are sweep=NAME"),
         (["json=yes"], "json=yes: true or false is expected"),
+        (["watch=yes"], "watch=yes: true or false is expected"),
+        (["json=true", "watch=true"], "json=true watch=true: a table that lives is no JSON"),
     ],
 )
 def test_errors_are_one_sentence(

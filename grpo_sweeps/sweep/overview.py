@@ -1,0 +1,122 @@
+"""What has run, what runs, what is missing: one row a run, from the run folders and one look at SLURM's queue.
+
+Light on purpose: no torch, no MLflow, no pandas. A run that says `running` and lives no more is shown as interrupted,
+unless its job waits again; one that waits for a launcher or a job that is gone as not started.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from grpo_sweeps.sweep.ledger import ask_queue, job_of, where_alive
+from grpo_sweeps.sweep.paths import sweep_folder, sweep_names
+from grpo_sweeps.sweep.queue import noted_jobs
+from grpo_sweeps.sweep.recent import FILE_NAME, last_lines, step_seconds
+from grpo_sweeps.tracking.status import RecordError, RunStatus, read_status
+
+PACE_STEPS = 10
+LOG_FILE = "log.txt"
+
+
+@dataclass(frozen=True)
+class Row:
+    """One run as it is shown. `left_s`: seconds left at the pace of its last steps, for a running one."""
+
+    sweep: str
+    identity: str
+    name: str
+    state: str
+    step: int = 0
+    total: int = 0
+    pace_s: float | None = None  # the median step time of its last steps
+    left_s: float | None = None
+    reward: float | None = None
+    effective_rank: float | None = None
+    node: str = ""
+    job_id: str | None = None
+    queue: str = ""  # what SLURM's queue says of a job that waits, or why it says nothing
+    error: str | None = None
+    log: str = ""
+    damage: str | None = None  # a sentence about a file of the run that cannot be read, or not wholly
+    status: RunStatus | None = None
+
+    @property
+    def open(self) -> bool:
+        """True while something may still change."""
+        return self.state in ("running", "queued")
+
+    def as_json(self) -> dict[str, Any]:
+        """All that is shown, and all that the run's status holds beside it."""
+        shown = asdict(self)
+        status = shown.pop("status") or {}
+        return {**status, **shown}
+
+
+def collect(runs_dir: Path, sweep: str | None = None) -> list[Row]:
+    """The rows of one sweep, or of all, in the order of their names. Raises ConfigError where there is nothing to
+    read."""
+    names = sweep_names(runs_dir) if sweep is None else [sweep_folder(runs_dir, sweep).name]
+    folders = [path for name in names for path in (runs_dir / name).iterdir() if (path / "status.json").is_file()]
+    ask_queue(folders)
+    jobs = {name: noted_jobs(runs_dir / name) for name in names}
+    rows = (_row(path, jobs[path.parent.name]) for path in folders)
+    return sorted(rows, key=lambda row: (row.sweep, _natural(row.name), row.identity))
+
+
+def _row(run_dir: Path, jobs: frozenset[str]) -> Row:
+    log = str(run_dir / LOG_FILE)
+    try:
+        status = read_status(run_dir)
+    except RecordError as error:
+        return Row(
+            run_dir.parent.name, run_dir.name, run_dir.name, "unreadable", error=str(error), log=log, damage=str(error)
+        )
+    state, error_text = _state(status, jobs)
+    lines, damage = last_lines(run_dir / FILE_NAME)
+    steps = {line["step"]: line for line in lines if "reward" in line}
+    answer = job_of(status, jobs) if status.state not in ("finished", "failed") else None
+    waits = answer is not None and answer.alive and state == "queued"
+    return Row(
+        run_dir.parent.name, status.identity or run_dir.name, status.name, state, status.step, status.total,
+        pace_s=step_seconds([steps[step] for step in sorted(steps)], PACE_STEPS),
+        left_s=_time_left(steps, status.step, status.total) if state == "running" else None,
+        reward=_last(steps, "reward"), effective_rank=_last(steps, "spectral/effective_rank"),
+        node=answer.node if answer and waits else "" if state in ("queued", "not started") else status.host,
+        job_id=status.job_id, queue=answer.text() if answer and waits else "",
+        error=error_text, log=log, damage=damage, status=status,
+    )  # fmt: skip
+
+
+def _state(status: RunStatus, jobs: frozenset[str]) -> tuple[str, str | None]:
+    """The state as it is now, and why."""
+    if status.state in ("finished", "failed") or (status.state == "running" and not status.stale()):
+        return status.state, status.error
+    if where_alive(status, jobs):
+        return "queued", None
+    if status.state == "running":
+        return "interrupted", status.error or f"process {status.pid} on {status.host} has ended without a word"
+    if status.state == "queued" and status.step == 0:
+        return "not started", status.error
+    return "interrupted", status.error
+
+
+def _time_left(steps: dict[int, dict[str, Any]], done: int, total: int) -> float | None:
+    """Seconds, from the times at which the last steps were written (evaluations between them are in it)."""
+    recent = sorted(steps)[-PACE_STEPS:]
+    if len(recent) < 2:
+        return None
+    pace = (steps[recent[-1]]["time"] - steps[recent[0]]["time"]) / (recent[-1] - recent[0])
+    return max(0.0, pace * (total - done))
+
+
+def _last(steps: dict[int, dict[str, Any]], key: str) -> float | None:
+    values = [steps[step][key] for step in sorted(steps) if isinstance(steps[step].get(key), int | float)]
+    return float(values[-1]) if values else None
+
+
+def _natural(text: str) -> list[Any]:
+    """R=8 before R=16."""
+    return [(0, int(part)) if part.isdigit() else (1, part) for part in re.split(r"(\d+)", text)]

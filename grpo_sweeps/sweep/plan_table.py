@@ -1,0 +1,115 @@
+"""The grid that `dry_run=true` prints: each run with its identity, what would be done, what it takes and what it costs.
+
+The cost is measured, not modelled: the median step of the runs of the same sweep that have the same R, model, prompts
+and rollout. Without such a run the cost is not known, and nothing is made up.
+"""
+
+from __future__ import annotations
+
+import json
+import statistics
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from grpo_sweeps.sweep.execute import CONFIG_FILE
+from grpo_sweeps.sweep.ledger import status_or_none
+from grpo_sweeps.sweep.planned import Plan, PlannedRun
+from grpo_sweeps.sweep.recent import FILE_NAME, last_lines, step_seconds
+from grpo_sweeps.sweep.say import aligned, count
+
+LAST_STEPS = 50
+HEADER = ("run", "identity", "action", "steps to do", "takes", "s/step", "hours", "GPU-hours", "why")
+
+
+def grid(plan: Plan, params: Mapping[str, Any]) -> list[str]:
+    """The lines of the table, and a last one with the sum. params: the launcher's; none for runs in this process."""
+    pace = measured(plan)
+    gpus = gpus_of(params)
+    rows, hours, unknown = [HEADER], 0.0, 0
+    for run in plan.runs:
+        left = steps_left(run)
+        seconds = pace.get(kind_of(run.frozen))
+        cost = ("", "", "")
+        if left and seconds is not None:
+            own = left * seconds / 3600
+            cost = (_short(seconds), _short(own), _short(own * gpus) if gpus else "")
+            hours += own
+        elif left:
+            unknown += 1
+            cost = ("not measured", "?", "?")
+        takes = resources(params) if left else ""
+        rows.append((run.name, run.identity, run.decision.action, str(left), takes, *cost, run.decision.reason))
+    return [*aligned(rows), _sum(len(plan.due), hours, gpus, unknown)]
+
+
+def _sum(due: int, hours: float, gpus: int, unknown: int) -> str:
+    if not due:
+        return "nothing to do"
+    if unknown == due:
+        return f"{count(due)} to do; their cost is known once a run of their kind has made a step"
+    line = f"{count(due)} to do: about {_short(hours)} hours of steps"
+    line += f", {_short(hours * gpus)} GPU-hours" if gpus else ""
+    return line + (f", without {count(unknown)} of a kind that is not measured" if unknown else "")
+
+
+def steps_left(run: PlannedRun) -> int:
+    """Updates that a run would make now."""
+    if run.decision.action == "skip":
+        return 0
+    status = status_or_none(run.run_dir) if run.decision.action == "continue" else None
+    return max(0, run.config.trainer.steps - (status.step if status else 0))
+
+
+def measured(plan: Plan) -> dict[str, float]:
+    """Kind of run -> seconds a step, from the records of the sweep's runs, those that are not in the plan included."""
+    found: dict[str, list[float]] = {}
+    for path in sorted(plan.folder.glob(f"*/{FILE_NAME}")):
+        seconds = step_seconds(last_lines(path)[0], LAST_STEPS)
+        config = _config(path.parent)
+        if seconds is not None and config is not None:
+            found.setdefault(kind_of(config), []).append(seconds)
+    return {kind: statistics.median(values) for kind, values in found.items()}
+
+
+def kind_of(config: Mapping[str, Any]) -> str:
+    """What a step's time depends on most, as one text."""
+    prompts = (config.get("trainer") or {}).get("prompts")
+    return json.dumps([config.get("R"), config.get("model"), prompts, config.get("rollout")], sort_keys=True)
+
+
+def _config(run_dir: Path) -> Mapping[str, Any] | None:
+    import yaml
+
+    try:
+        content = yaml.safe_load((run_dir / CONFIG_FILE).read_text(encoding="utf-8"))
+    except (OSError, yaml.YAMLError):
+        return None  # a run whose configuration cannot be read says nothing about others
+    return content if isinstance(content, Mapping) else None
+
+
+def gpus_of(params: Mapping[str, Any]) -> int:
+    """GPUs that a run is given."""
+    return int(params.get("gpus_per_node") or params.get("gpus_per_task") or 0)
+
+
+def resources(params: Mapping[str, Any]) -> str:
+    """What each run asks the launcher for, in words."""
+    if not params:
+        return "this process"
+    parts = [count(gpus_of(params), "GPU")] if gpus_of(params) else []
+    if params.get("gres"):
+        parts.append(f"gres {params['gres']}")
+    parts += [count(int(params["cpus_per_task"]), "CPU")] if params.get("cpus_per_task") else []
+    for key in ("mem_gb", "mem_per_gpu", "mem_per_cpu"):
+        if params.get(key):
+            parts.append(f"{params[key]:g} GB" if key == "mem_gb" else f"{params[key]} {key[4:].replace('_', ' ')}")
+            break
+    if minutes := int(params.get("timeout_min") or 0):
+        parts.append(f"{minutes // 60}:{minutes % 60:02} h")
+    parts += [f"partition {params['partition']}"] if params.get("partition") else []
+    return ", ".join(parts)
+
+
+def _short(number: float) -> str:
+    return f"{number:.1f}" if number >= 10 else f"{number:.2g}"

@@ -1,0 +1,182 @@
+"""python -m grpo_sweeps.cancel: what is ended, what is left alone, and what a cancelled run looks like."""
+
+from __future__ import annotations
+
+import os
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from grpo_sweeps.cancel import main
+from grpo_sweeps.sweep.cancel import cancel
+from grpo_sweeps.sweep.queue import note_jobs
+from grpo_sweeps.tracking.status import RunStatus, read_status, write_status
+
+ROOT = Path(__file__).resolve().parents[3]
+
+
+def note(folder: Path, name: str, state: Any, **more: Any) -> Path:
+    run_dir = folder / name
+    run_dir.mkdir(parents=True)
+    base: dict[str, Any] = {"host": "elsewhere", "heartbeat": time.time(), "step": 2, "total": 5}
+    write_status(run_dir, RunStatus(state=state, identity=name, name=name, **(base | more)))
+    return run_dir
+
+
+@pytest.fixture
+def slurm(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str], Path]:
+    """squeue prints the file `queue`, scancel takes its jobs out of it; gives the file of what scancel was told."""
+
+    def install(listing: str, failing: str = "") -> Path:
+        tools, queue, told = tmp_path / "tools", tmp_path / "queue", tmp_path / "told"
+        tools.mkdir(exist_ok=True)
+        queue.write_text(listing)
+        scancel = f'for job; do echo $job >> {told}; sed -i "/^$job|/d" {queue}; done'
+        for name, script in (("squeue", failing or f"cat {queue}"), ("scancel", scancel)):
+            (tools / name).write_text(f"#!/bin/sh\n{script}\n")
+            (tools / name).chmod(0o755)
+        monkeypatch.setenv("PATH", f"{tools}:/usr/bin:/bin")
+        return told
+
+    return install
+
+
+def test_only_the_sweeps_own_jobs_that_the_queue_knows(tmp_path: Path, slurm: Any) -> None:
+    told = slurm("17_0|RUNNING|None|a\n17_1|PENDING|Priority|\n99|RUNNING|None|a\n18|RUNNING|None|a\n")
+    folder = tmp_path / "runs" / "mine"
+    running = note(folder, "running", "running", job_id="17_0")
+    waiting = note(folder, "waiting", "queued", job_id="17_1", step=0)
+    note(folder, "allocation", "running", job_id="99")
+    done = note(folder, "done", "finished", job_id="18")
+    gone = note(folder, "gone", "interrupted", job_id="17_4", error="earlier")
+    note_jobs(folder, ["17_0", "18"])
+    found = cancel(folder, wait_s=5, poll_s=0.01)
+    assert set(found.jobs) == {"running", "waiting"} and not found.processes and not found.problems
+    assert sorted(told.read_text().split()) == ["17_0", "17_1"]
+    for run_dir in (running, waiting):
+        status = read_status(run_dir)
+        assert (status.state, status.error) == ("interrupted", "cancelled") and status.ended
+    assert read_status(done).state == "finished" and read_status(gone).error == "earlier"
+
+
+def test_a_silent_controller_is_a_problem(tmp_path: Path, slurm: Any, capfd: pytest.CaptureFixture[str]) -> None:
+    told = slurm("", failing="echo 'Unable to contact slurm controller' >&2; exit 1")
+    folder = tmp_path / "runs" / "mine"
+    run_dir = note(folder, "one", "running", job_id="17_0")
+    note_jobs(folder, ["17"])
+    assert main(["sweep=mine", f"runs_dir={tmp_path / 'runs'}"]) == 1
+    assert "one: job 17_0: squeue does not answer (Unable to contact slurm controller)" in capfd.readouterr().err
+    assert read_status(run_dir).state == "running" and not told.exists()
+
+
+def test_a_job_that_queues_itself_again_is_cancelled_again(tmp_path: Path, slurm: Any) -> None:
+    told = slurm("17|PENDING|BeginTime|\n")
+    (tmp_path / "tools" / "scancel").write_text(
+        f"#!/bin/sh\necho $1 >> {told}\n[ $(wc -l < {told}) -ge 2 ] && : > {tmp_path / 'queue'}\nexit 0\n"
+    )
+    folder = tmp_path / "runs" / "mine"
+    note(folder, "one", "running", job_id="17")
+    note_jobs(folder, ["17"])
+    assert not cancel(folder, wait_s=10, poll_s=0.01).problems
+    assert told.read_text().split() == ["17", "17"]
+
+
+def test_a_job_that_stays_is_named(tmp_path: Path, slurm: Any) -> None:
+    slurm("17|RUNNING|None|a\n")
+    (tmp_path / "tools" / "scancel").write_text("#!/bin/sh\nexit 0\n")
+    folder = tmp_path / "runs" / "mine"
+    note(folder, "one", "running", job_id="17")
+    note_jobs(folder, ["17"])
+    assert cancel(folder, wait_s=0.1, poll_s=0.02).problems == ("job 17: still in the queue after 0 s",)
+
+
+@pytest.fixture
+def stranger() -> Iterator[subprocess.Popen[bytes]]:
+    process = subprocess.Popen(["sleep", "60"])
+    yield process
+    process.kill()
+    process.wait()
+
+
+def test_a_process_that_is_no_command_of_ours_is_left_alone(tmp_path: Path, stranger: Any, slurm: Any) -> None:
+    slurm("")
+    folder = tmp_path / "runs" / "mine"
+    note(folder, "one", "running", host=socket.gethostname(), pid=stranger.pid)
+    found = cancel(folder, wait_s=1, poll_s=0.01)
+    assert found.problems == (f"one: process {stranger.pid} is no command of this package; end it yourself",)
+    assert stranger.poll() is None
+    note(folder, "two", "running", host=socket.gethostname(), pid=stranger.pid, pid_started=1)
+    assert len(cancel(folder, wait_s=1, poll_s=0.01).problems) == 1, "the id was given to another process"
+
+
+@pytest.mark.parametrize("launcher", ["basic", "submitit_local"])
+def test_processes_of_this_machine_are_interrupted(launcher: str, workplace: Path) -> None:
+    from tests.slurm.conftest import LOOP
+    from tests.unit.sweep.conftest import BASE
+
+    (workplace / "site" / "sitecustomize.py").write_text(LOOP)
+    (workplace / "hold").touch()
+    command = [sys.executable, "-m", "grpo_sweeps.run", "-m", *BASE, "R=2,4", f"hydra/launcher={launcher}"]
+    process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
+    folder = workplace / "runs" / "adhoc"
+    deadline = time.monotonic() + 60
+    while sorted(read_status(path.parent).state for path in folder.glob("*/status.json")) != ["queued", "running"]:
+        assert time.monotonic() < deadline and process.poll() is None
+        time.sleep(0.1)
+    while not list(folder.glob("*/metrics.jsonl")):
+        assert time.monotonic() < deadline
+        time.sleep(0.1)
+    done = subprocess.run(
+        [sys.executable, "-m", "grpo_sweeps.cancel", "sweep=adhoc"], capture_output=True, text=True, timeout=120
+    )
+    said = process.communicate(timeout=60)[1]
+    assert done.returncode == 0 and "sweep adhoc: 2 runs cancelled" in done.stderr, (done.stderr, said)
+    assert process.returncode == 130, said
+    statuses = [read_status(path.parent) for path in folder.glob("*/status.json")]
+    assert {(status.state, status.error) for status in statuses} == {("interrupted", "cancelled")}
+    (workplace / "hold").unlink()
+    again = subprocess.run(command, capture_output=True, text=True, timeout=120)
+    assert again.returncode == 0 and "2 of 2 runs finished" in again.stderr, again.stderr
+
+
+@pytest.mark.parametrize(
+    ("words", "sentence"),
+    [
+        ([], "sweep: a value is required and none is given; allowed are sweep=NAME and runs_dir=FOLDER"),
+        (["sweep=x", "runs_dir=/nowhere"], "runs_dir=/nowhere: no such folder"),
+        (["sweep=other"], "sweep=other: not in"),
+        (["name=x"], "name=x: not understood; allowed are sweep=NAME"),
+    ],
+)
+def test_errors_are_one_sentence(
+    tmp_path: Path, words: list[str], sentence: str, capfd: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "mine").mkdir()
+    assert main([f"runs_dir={tmp_path}", *words]) == 2
+    err = capfd.readouterr().err
+    assert sentence in err and err.count("\n") == 1
+
+
+def test_nothing_to_cancel_is_well(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "mine").mkdir()
+    assert main([f"runs_dir={tmp_path}", "sweep=mine"]) == 0
+    assert "sweep mine: nothing of it is queued or running" in capfd.readouterr().err
+
+
+def test_heavy_packages_stay_out(tmp_path: Path) -> None:
+    (tmp_path / "mine").mkdir()
+    program = (
+        "import sys; from grpo_sweeps.cancel import main; code = main([sys.argv[1], 'sweep=mine']); "
+        "print(code, sorted({'torch', 'mlflow', 'pandas', 'hydra', 'submitit'} & set(sys.modules)))"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", program, f"runs_dir={tmp_path}"],
+        capture_output=True, text=True, cwd=ROOT, check=True, env={**os.environ},
+    )  # fmt: skip
+    assert done.stdout.splitlines()[-1] == "0 []"
