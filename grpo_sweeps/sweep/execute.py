@@ -122,7 +122,7 @@ def _execute(config: RunConfig, run_dir: Path, name: str, command: str, signals:
             status, commit=provenance.commit(), dirty=provenance.dirty(), versions=provenance.versions(),
             step=step, notes=previous.notes if previous else [],
         )  # fmt: skip
-        write_text(run_dir / CONFIG_FILE, _yaml(to_mapping(config)))
+        write_text(run_dir / CONFIG_FILE, as_yaml(to_mapping(config)))
         result = None
         try:
             with _logged_to(run_dir / LOG_FILE) as log, StatusWriter(run_dir, status, mine=mine) as writer:
@@ -272,7 +272,8 @@ def _numbers(metrics: Mapping[str, float]) -> str:
     return "  ".join(f"{label} {metrics[key]:.3f}" for key, label in shown.items() if key in metrics)
 
 
-def _yaml(mapping: Mapping[str, Any]) -> str:
+def as_yaml(mapping: Mapping[str, Any]) -> str:
+    """A configuration as config.yaml holds it."""
     import yaml
 
     return str(yaml.safe_dump(dict(mapping), sort_keys=False, allow_unicode=True, width=120))

@@ -76,11 +76,6 @@ def decide(run_dir: Path, steps: int, redo: str | None, commit: str | None, queu
     return Decision("continue", f"was {at} of {status.total}")
 
 
-def is_alive(status: RunStatus, jobs: Container[str] | None = None, queue: Queue | None = None) -> bool:
-    """True for a run that runs now, or waits for a launcher or a job that exists; see `where_alive`."""
-    return bool(where_alive(status, jobs, queue))
-
-
 def where_alive(status: RunStatus, jobs: Container[str] | None = None, queue: Queue | None = None) -> str:
     """Where a run lives, in words; "" for one that does not.
 

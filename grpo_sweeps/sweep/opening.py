@@ -17,7 +17,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
-from grpo_sweeps.sweep.execute import CONFIG_FILE
+from grpo_sweeps.sweep.execute import CONFIG_FILE, as_yaml
 from grpo_sweeps.sweep.ledger import set_aside, status_or_none
 from grpo_sweeps.sweep.planned import Plan, PlannedRun
 from grpo_sweeps.tracking import provenance, source
@@ -89,7 +89,7 @@ class Opening:
             run.run_dir.mkdir(parents=True, exist_ok=True)
             files = {name: _text_or_none(run.run_dir / name) for name in WRITTEN}
             self._before[run.identity] = _Before(files, new, aside)
-            write_text(run.run_dir / CONFIG_FILE, _yaml(run.frozen))
+            write_text(run.run_dir / CONFIG_FILE, as_yaml(run.frozen))
             self._source = self._source or source.snapshot(self.plan.command)
             source.write(run.run_dir, self._source)
             write_status(run.run_dir, _queued(run, self.plan.command))
@@ -136,9 +136,3 @@ def _text_or_none(path: Path) -> str | None:
         return path.read_text(encoding="utf-8")
     except FileNotFoundError:
         return None
-
-
-def _yaml(mapping: dict[str, Any]) -> str:
-    import yaml
-
-    return str(yaml.safe_dump(mapping, sort_keys=False, allow_unicode=True, width=120))

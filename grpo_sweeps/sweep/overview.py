@@ -11,14 +11,15 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+from grpo_sweeps.sweep.execute import LOG_FILE
 from grpo_sweeps.sweep.ledger import ask_queue, job_of, where_alive
 from grpo_sweeps.sweep.paths import sweep_folder, sweep_names
 from grpo_sweeps.sweep.queue import noted_jobs
-from grpo_sweeps.sweep.recent import FILE_NAME, last_lines, step_seconds
+from grpo_sweeps.sweep.recent import last_lines, step_seconds
+from grpo_sweeps.tracking.lines import METRICS
 from grpo_sweeps.tracking.status import RecordError, RunStatus, read_status
 
 PACE_STEPS = 10
-LOG_FILE = "log.txt"
 
 
 @dataclass(frozen=True)
@@ -75,7 +76,7 @@ def _row(run_dir: Path, jobs: frozenset[str]) -> Row:
             run_dir.parent.name, run_dir.name, run_dir.name, "unreadable", error=str(error), log=log, damage=str(error)
         )
     state, error_text = _state(status, jobs)
-    lines, damage = last_lines(run_dir / FILE_NAME)
+    lines, damage = last_lines(run_dir / METRICS)
     steps = {line["step"]: line for line in lines if "reward" in line}
     answer = job_of(status, jobs) if status.state not in ("finished", "failed") else None
     waits = answer is not None and answer.alive and state == "queued"

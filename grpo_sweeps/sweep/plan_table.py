@@ -15,8 +15,9 @@ from typing import Any
 from grpo_sweeps.sweep.execute import CONFIG_FILE
 from grpo_sweeps.sweep.ledger import status_or_none
 from grpo_sweeps.sweep.planned import Plan, PlannedRun
-from grpo_sweeps.sweep.recent import FILE_NAME, last_lines, step_seconds
+from grpo_sweeps.sweep.recent import last_lines, step_seconds
 from grpo_sweeps.sweep.say import aligned, count
+from grpo_sweeps.tracking.lines import METRICS
 
 LAST_STEPS = 50
 HEADER = ("run", "identity", "action", "steps to do", "takes", "s/step", "hours", "GPU-hours", "why")
@@ -64,7 +65,7 @@ def steps_left(run: PlannedRun) -> int:
 def measured(plan: Plan) -> dict[str, float]:
     """Kind of run -> seconds a step, from the records of the sweep's runs, those that are not in the plan included."""
     found: dict[str, list[float]] = {}
-    for path in sorted(plan.folder.glob(f"*/{FILE_NAME}")):
+    for path in sorted(plan.folder.glob(f"*/{METRICS}")):
         seconds = step_seconds(last_lines(path)[0], LAST_STEPS)
         config = _config(path.parent)
         if seconds is not None and config is not None:

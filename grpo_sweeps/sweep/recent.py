@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import json
 import statistics
 from pathlib import Path
 from typing import Any
 
-from grpo_sweeps.tracking.lines import left_out, line_fault
+from grpo_sweeps.tracking.lines import left_out, parse_lines
 
 TAIL_BYTES = 65536  # more than fifty steps
-FILE_NAME = "metrics.jsonl"
 
 
 def last_lines(path: Path) -> tuple[list[dict[str, Any]], str | None]:
@@ -28,17 +26,7 @@ def last_lines(path: Path) -> tuple[list[dict[str, Any]], str | None]:
         return [], None
     except OSError as error:
         return [], f"{path} cannot be read: {error.strerror}."
-    found, faults = [], []
-    for line in text.split("\n")[1 if start else 0 : -1]:
-        try:
-            value = json.loads(line)
-            fault = line_fault(value)
-        except ValueError:
-            fault = "it is no JSON"
-        if fault:
-            faults.append(fault)
-        else:
-            found.append(value)
+    found, faults = parse_lines(text.split("\n")[1 if start else 0 : -1])
     return found, left_out(path, faults) if faults else None
 
 

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import json
 import math
 import sys
+from collections.abc import Iterable
 from typing import Any
 
+METRICS = "metrics.jsonl"
 NON_FINITE = {"NaN": math.nan, "Infinity": math.inf, "-Infinity": -math.inf}
 LARGEST = int(sys.float_info.max)
 LATEST = 1e11  # seconds since the epoch: a later time is no time
@@ -23,6 +26,22 @@ def number_from_json(value: Any) -> Any:
     if value is None:
         return math.nan
     return NON_FINITE.get(value, value) if isinstance(value, str) else value
+
+
+def parse_lines(lines: Iterable[str | bytes]) -> tuple[list[dict[str, Any]], list[str]]:
+    """What the whole lines of a metrics.jsonl hold, and why each of the others cannot be used."""
+    found, faults = [], []
+    for line in lines:
+        try:
+            content = json.loads(line)
+            fault = line_fault(content)
+        except ValueError:
+            fault = "it is no JSON"
+        if fault:
+            faults.append(fault)
+        else:
+            found.append(content)
+    return found, faults
 
 
 def line_fault(content: Any) -> str | None:

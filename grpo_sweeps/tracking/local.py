@@ -21,7 +21,7 @@ import pandas as pd
 import yaml
 
 from grpo_sweeps.tracking.journal import Journal, LineFile, read_lines
-from grpo_sweeps.tracking.lines import left_out, line_fault, number_from_json, number_to_json
+from grpo_sweeps.tracking.lines import METRICS, left_out, line_fault, number_from_json, number_to_json
 from grpo_sweeps.tracking.status import RecordError, RunStatus, read_status, write_status
 from grpo_sweeps.types import Completion, EvalRecord, GroupRecord
 
@@ -44,7 +44,6 @@ __all__ = [
     "write_status",
 ]
 
-METRICS = "metrics.jsonl"
 CONFIG = "config.yaml"
 
 

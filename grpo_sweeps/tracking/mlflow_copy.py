@@ -25,8 +25,8 @@ import pyarrow.parquet as pq
 
 from grpo_sweeps.tracking.copy_state import CopyState, StoreState
 from grpo_sweeps.tracking.growing import growing
-from grpo_sweeps.tracking.lines import left_out, line_fault, number_from_json
-from grpo_sweeps.tracking.local import CONFIG, METRICS, read_config, record_tables
+from grpo_sweeps.tracking.lines import METRICS, left_out, number_from_json, parse_lines
+from grpo_sweeps.tracking.local import CONFIG, read_config, record_tables
 from grpo_sweeps.tracking.mlflow_store import PARAM_LIMIT, Point, Store, clean_key, stored_value
 from grpo_sweeps.tracking.provenance import redact
 from grpo_sweeps.tracking.status import ENDED, RunStatus, read_status
@@ -205,16 +205,8 @@ def _say_once(sentence: str) -> None:
 def _points(lines: bytes, path: Path) -> list[Point]:
     """One point a name and step, the last value, at the time its line was written. Damaged lines are left out."""
     points: dict[tuple[str, int], Point] = {}
-    faults = []
-    for line in lines.splitlines():
-        try:
-            content = json.loads(line)
-            fault = line_fault(content)
-        except ValueError:
-            fault = "it is no JSON"
-        if fault:
-            faults.append(fault)
-            continue
+    contents, faults = parse_lines(lines.splitlines())
+    for content in contents:
         step, moment = content.pop("step"), round(content.pop("time") * 1000)
         for name, value in content.items():
             points[name, step] = (name, stored_value(number_from_json(value)), moment, step)

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from grpo_sweeps.sweep.ledger import decide, is_alive, set_aside
+from grpo_sweeps.sweep.ledger import decide, set_aside, where_alive
 from grpo_sweeps.sweep.queue import Answer, note_jobs
 from grpo_sweeps.tracking.status import RunStatus, write_status
 
@@ -64,9 +64,9 @@ def test_new_and_unreadable_folders_start(tmp_path: Path) -> None:
 
 
 def test_a_run_of_another_host_lives_by_its_heartbeat() -> None:
-    assert is_alive(status("running", host="elsewhere"))
+    assert where_alive(status("running", host="elsewhere"))
     old = RunStatus(state="running", host="elsewhere", pid=1, heartbeat=time.time() - 10_000)
-    assert not is_alive(old)
+    assert not where_alive(old)
 
 
 class Told:
