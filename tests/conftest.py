@@ -108,6 +108,16 @@ def repository() -> Path:
 
 
 @pytest.fixture(scope="session")
+def template(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A fresh SQLite file: its migrations take seconds, once is enough."""
+    from grpo_sweeps.tracking.mlflow_store import Store
+
+    path = tmp_path_factory.mktemp("template") / "mlflow.db"
+    Store(f"sqlite:///{path}", "unused")
+    return path
+
+
+@pytest.fixture(scope="session")
 def random_model_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A random Llama with the embedded model's tokenizer, saved as any other model is."""
     import torch

@@ -28,13 +28,6 @@ pytestmark = pytest.mark.integration
 ROOT = Path(__file__).resolve().parents[2]
 
 
-@pytest.fixture(scope="module")
-def template(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    path = tmp_path_factory.mktemp("template") / "mlflow.db"
-    Store(f"sqlite:///{path}", "grpo_sweeps")
-    return path
-
-
 @pytest.fixture
 def place(tmp_path: Path, template: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     shutil.copy(template, tmp_path / "mlflow.db")

@@ -62,14 +62,6 @@ def log_step(record: LocalRecord, step: int, shift: float = 0.0) -> None:
     record.log_completions([Completion(step, "p", 0, "q", "#### 1", 1.0, 1.0, True, True, 3, False)])
 
 
-@pytest.fixture(scope="module")
-def template(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A fresh SQLite file: its migrations take seconds, once is enough."""
-    path = tmp_path_factory.mktemp("template") / "mlflow.db"
-    Store(f"sqlite:///{path}", "unused")
-    return path
-
-
 @pytest.fixture
 def place(tmp_path: Path, template: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     """A working directory with an initialised mlflow.db."""

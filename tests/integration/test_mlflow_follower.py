@@ -27,14 +27,6 @@ pytestmark = pytest.mark.integration
 ROOT = Path(__file__).resolve().parents[2]
 
 
-@pytest.fixture(scope="module")
-def template(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A fresh SQLite file: its migrations take seconds, once is enough."""
-    path = tmp_path_factory.mktemp("template") / "mlflow.db"
-    Store(f"sqlite:///{path}", "unused")
-    return path
-
-
 def write_run(run: Path, steps: int, pause: float = 0.0) -> None:
     """A run as training leaves it, from running to finished."""
     status = RunStatus(
