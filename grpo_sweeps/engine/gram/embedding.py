@@ -1,7 +1,7 @@
 """Token embeddings, and the cross term between an embedding and an output head that share one weight.
 
-A row's embedding gradient is zero but for the ids that occur in it, so only the unit's unique ids are laid out, block
-by block.
+A row's embedding gradient is zero but for the ids that occur in it. Ids that several rows of a unit share are laid out
+for all of its rows, block by block; those of one row, most in practice, for that row alone: they add to its norm only.
 
 Tied weight: row i's whole gradient is E_i + H_i (embedding and head), so K_ij also holds <E_i, H_j> + <H_i, E_j>. E_i
 lives on the ids that occur; there H_j[v] = sum_s dlogit_j[s, v] x_j[s], a gather of the head's output gradients.
@@ -9,7 +9,7 @@ lives on the ids that occur; there H_j[v] = sum_s dlogit_j[s, v] x_j[s], a gathe
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -28,30 +28,52 @@ Columns = Callable[[int, int, int], Tensor]
 class UnitIds:
     """Unique ids of one unit and where they occur.
 
-    ids_U: sorted unique ids. order: positions in the unit's flat (R T) ids, sorted by id; local: their index into
-    ids_U. starts: U + 1 offsets into `order`, on the host.
+    ids_U: unique ids, the `shared` ones that occur in several rows first. order: positions in the unit's flat (R T)
+    ids, in that order of ids; local: their index into ids_U. starts: U + 1 offsets into `order`, on the host.
     """
 
     ids_U: Tensor
     order: Tensor
     local: Tensor
     starts: list[int]
+    shared: int
 
     @classmethod
     def of(cls, ids_RT: Tensor) -> UnitIds:
-        ids_U, inverse, counts = torch.unique(ids_RT.reshape(-1), return_inverse=True, return_counts=True)
-        order = torch.argsort(inverse, stable=True)
-        return cls(ids_U, order, inverse[order], [0, *counts.cumsum(0).tolist()])
+        T = ids_RT[0].numel()
+        ids_U, inverse, counts_U = torch.unique(ids_RT.reshape(-1), return_inverse=True, return_counts=True)
+        position = torch.argsort(inverse, stable=True)
+        ends_U = counts_U.cumsum(0)
+        single_U = position[ends_U - counts_U] // T == position[ends_U - 1] // T  # first and last in one row
+        by_use = torch.argsort(single_U.byte(), stable=True)
+        local = torch.empty_like(by_use).scatter_(0, by_use, torch.arange(len(by_use), device=by_use.device))[inverse]
+        order = torch.argsort(local, stable=True)
+        *starts, singles = torch.cat([counts_U[by_use].cumsum(0), single_U.sum()[None]]).tolist()
+        return cls(ids_U[by_use], order, local[order], [0, *starts], len(starts) - singles)
 
     def row_gradients(self, gy_RTH: Tensor, low: int, high: int) -> Tensor:
         """(R, high - low, H): each row's embedding gradient at ids low .. high, in the accumulation dtype."""
         R, T, H = gy_RTH.shape
+        position, local = self._occurrences(low, high)
+        return self._sum(gy_RTH, position, position // T * (high - low) + local, R * (high - low)).view(R, -1, H)
+
+    def single_gradients(self, gy_RTH: Tensor, low: int, high: int) -> tuple[Tensor, Tensor]:
+        """(high - low, H), the gradient of the one row in which each id occurs, and (high - low,), which row that is;
+        low >= shared."""
+        position, local = self._occurrences(low, high)
+        row_u = torch.empty(high - low, dtype=torch.long, device=position.device)
+        return self._sum(gy_RTH, position, local, high - low), row_u.scatter_(0, local, position // gy_RTH.shape[1])
+
+    def _occurrences(self, low: int, high: int) -> tuple[Tensor, Tensor]:
+        """Positions of ids low .. high, and their ids' indices from low."""
         chosen = slice(self.starts[low], self.starts[high])
-        position = self.order[chosen]
-        target = torch.div(position, T, rounding_mode="floor") * (high - low) + self.local[chosen] - low
-        dtype = accumulation_dtype(gy_RTH.dtype)
-        out = torch.zeros(R * (high - low), H, dtype=dtype, device=gy_RTH.device)
-        return out.index_add_(0, target, gy_RTH.reshape(R * T, H)[position].to(dtype)).view(R, high - low, H)
+        return self.order[chosen], self.local[chosen] - low
+
+    @staticmethod
+    def _sum(gy_RTH: Tensor, position: Tensor, target: Tensor, count: int) -> Tensor:
+        H, dtype = gy_RTH.shape[2], accumulation_dtype(gy_RTH.dtype)
+        out = torch.zeros(count, H, dtype=dtype, device=gy_RTH.device)
+        return out.index_add_(0, target, gy_RTH.reshape(-1, H)[position].to(dtype))
 
 
 def union_of(units: list[UnitIds]) -> Tensor:
@@ -143,16 +165,25 @@ class EmbeddingRecorder(Recorder):
         dtype = accumulation_dtype(gy_RTH.dtype)
         weights_R = self.layout.weights(dtype)[unit]
         gram = torch.zeros(R, R, dtype=torch.float64, device=gy_RTH.device)
-        step = max(1, self.block_bytes // (R * H * dtype.itemsize))
         U = len(ids.starts) - 1
-        for low in range(0, U, step):
-            high = min(U, low + step)
+        link = self.link if self.link is not None and self.link.columns is not None else None
+        shared = U if link is not None else ids.shared  # the head's gradient has every id in every row
+        for low, high in _blocks(0, shared, self.block_bytes // (R * H * dtype.itemsize)):
             rows_RuH = ids.row_gradients(gy_RTH, low, high)
-            flat = rows_RuH.flatten(1)
-            total = torch.mv(flat.T, weights_R).view(-1, H)
+            total = torch.mv(rows_RuH.flatten(1).T, weights_R).view(-1, H)
             grad_VH.index_add_(0, ids.ids_U[low:high], total.to(grad_VH.dtype))
             gram += unit_inner(rows_RuH, rows_RuH)
-            if self.link is not None and self.link.columns is not None:
-                cross = unit_inner(rows_RuH, self.link.head_row_gradients(index, low, high))
+            if link is not None:
+                cross = unit_inner(rows_RuH, link.head_row_gradients(index, low, high))
                 gram += cross + cross.T
+        for low, high in _blocks(shared, U, self.block_bytes // (H * dtype.itemsize)):
+            rows_uH, row_u = ids.single_gradients(gy_RTH, low, high)
+            grad_VH.index_add_(0, ids.ids_U[low:high], (rows_uH * weights_R[row_u, None]).to(grad_VH.dtype))
+            in_row_Ru = row_u == torch.arange(R, device=row_u.device)[:, None]
+            gram.diagonal().add_(in_row_Ru.double() @ torch.linalg.vecdot(rows_uH, rows_uH).double())
         return gram
+
+
+def _blocks(low: int, high: int, step: int) -> Iterator[tuple[int, int]]:
+    step = max(1, step)
+    return ((start, min(high, start + step)) for start in range(low, high, step))

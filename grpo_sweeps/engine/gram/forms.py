@@ -32,12 +32,13 @@ GHOST_FACTOR = {"blocks": 6.0, "onepass": 4.0, "fused": 1.0}
 MAX_FUSED_TOKENS = 1400
 ONEPASS_DTYPES = (torch.float32, *HALF_TYPES)
 MAX_FUSED_ROWS = 8
+UNUSABLE = "its kernel cannot be compiled or failed its trial here (the log says why)"
 
 
 @functools.cache
 def kernels(name: Literal["onepass", "fused", "norm_rows"]) -> ModuleType | None:
-    """The module of a Triton kernel, or None (said once) where it cannot be imported, compiled or trusted: each is
-    tried on a small case first, since Triton changes under it."""
+    """The module of a kernel, or None (said once) where it cannot be imported, compiled or trusted: each is tried on a
+    small case first, since compilers and drivers change under it."""
     try:
         module = importlib.import_module(f"grpo_sweeps.engine.gram.kernels.{name}")
         module.trial()
@@ -57,7 +58,7 @@ def why_not(form: str, o: int, i: int, largest_unit: int, dtype: torch.dtype, de
     if form == "onepass":
         if dtype not in ONEPASS_DTYPES:
             return f"onepass does not know {dtype}"
-        return "" if kernels("onepass") else "Triton cannot be imported"
+        return "" if kernels("onepass") else UNUSABLE
     if dtype not in HALF_TYPES:
         return f"fused needs a half type, not {dtype}"
     if largest_unit > MAX_FUSED_ROWS:
@@ -66,7 +67,7 @@ def why_not(form: str, o: int, i: int, largest_unit: int, dtype: torch.dtype, de
         return f"fused needs widths that are multiples of 8, not {o} and {i}"
     if torch.cuda.get_device_capability(device)[0] != 9:
         return f"fused needs a Hopper card, not {torch.cuda.get_device_name(device)}"
-    return "" if kernels("fused") else "Triton's Gluon cannot be imported"
+    return "" if kernels("fused") else UNUSABLE
 
 
 def prefer_ghost(instead_of: str, T: int, o: int, i: int, largest_unit: int, dtype: torch.dtype) -> bool:

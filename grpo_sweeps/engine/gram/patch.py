@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -15,7 +16,7 @@ from grpo_sweeps.engine.gram.layout import GramError, RowLayout
 from grpo_sweeps.engine.gram.linear import LinearRecorder, Options
 from grpo_sweeps.engine.gram.norm import NormBiasRecorder, NormScaleRecorder, RowWeightRecorder, run_with
 from grpo_sweeps.engine.gram.partials import SlotPlan
-from grpo_sweeps.engine.gram.product import LinearProduct
+from grpo_sweeps.engine.gram.product import LinearProduct, Unmade
 from grpo_sweeps.engine.gram.recompute import Frame, StandInForward
 from grpo_sweeps.engine.gram.recorder import BiasRecorder, Recorder, Tap, Uses, direct
 
@@ -89,7 +90,6 @@ class PatchedForward(StandInForward):
     def recorders(self) -> dict[str, Recorder]:
         return self.block.of(self.module)
 
-    @torch.compiler.disable  # compiled code around it breaks here: recorders are fed by Python, once a block
     def __call__(self, *args: Any, **kwargs: Any) -> Tensor:
         module = self.module
         if not torch.is_grad_enabled():
@@ -131,7 +131,8 @@ class PatchedForward(StandInForward):
         """
         weight, bias = self.module._parameters["weight"], self.module._parameters["bias"]
         try:
-            return direct(LinearProduct, x, weight, bias, uses, made, *uses.parameters)
+            y = direct(LinearProduct, x, weight, bias, uses, made, *uses.parameters)
+            return y if made else y.as_subclass(Unmade)
         except _StopRecomputationError:
             self.ends.add(self.module_name)
             raise
@@ -152,6 +153,19 @@ class PatchedForward(StandInForward):
                 "separate dimensions "
                 "(rows, T, ...), flattened tokens are refused"
             )
+
+
+@functools.cache
+def patched_between() -> type[PatchedForward]:
+    """For code around it that is compiled: that breaks here, as recorders are fed by Python, once a block. Made when
+    wanted, since the decorator loads Dynamo, which takes a second and slows every block down."""
+
+    class PatchedBetween(PatchedForward):
+        @torch.compiler.disable
+        def __call__(self, *args: Any, **kwargs: Any) -> Tensor:
+            return super().__call__(*args, **kwargs)
+
+    return PatchedBetween
 
 
 def _make(
@@ -176,17 +190,19 @@ def _make(
     return BiasRecorder(*common) if norm is None else NormBiasRecorder(*common, weight=norm)
 
 
-def patch(recorders: Recorders, ends: set[str], frame: Frame) -> list[nn.Module]:
-    """Put a PatchedForward on every claimed module; returns the modules for `unpatch`. ends: see `product`."""
+def patch(recorders: Recorders, ends: set[str], frame: Frame, compiled: bool) -> list[nn.Module]:
+    """Put a PatchedForward on every claimed module; returns the modules for `unpatch`. ends: see `product`. compiled:
+    the code around them may be."""
     modules = recorders.modules()
     for module, name in modules:
         if "forward" in module.__dict__:
             raise GramError(
                 f"module {name}: its forward was replaced since it was claimed, or another measure() block is open"
             )
+    kind = patched_between() if compiled else PatchedForward
     for module, name in modules:
         # not by setattr: nn.Module's looks for parameters first
-        module.__dict__["forward"] = PatchedForward(module, name, recorders, ends, frame)
+        module.__dict__["forward"] = kind(module, name, recorders, ends, frame)
     return [module for module, _ in modules]
 
 

@@ -10,7 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from grpo_sweeps.engine.gram.recorder import Uses, refuse_graph
+from grpo_sweeps.engine.gram.recorder import Uses, direct, refuse_graph
 
 
 class LinearProduct(torch.autograd.Function):
@@ -36,5 +36,33 @@ class LinearProduct(torch.autograd.Function):
 
 
 def unmade(x: Tensor, o: int) -> Tensor:
-    """(..., o) in place of a product that nobody reads: its values are whatever the memory holds."""
+    """(..., o) in place of what nobody reads: its values are whatever the memory holds."""
     return x.new_empty(*x.shape[:-1], o)
+
+
+class Unmade(Tensor):
+    """A product that was not made. Added to the residual stream, the last thing that a layer does, it gives a tensor
+    that nobody reads either, so the addition is left out as well."""
+
+    @classmethod
+    def __torch_function__(cls, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        with torch._C.DisableTorchFunctionSubclass():
+            if function in ADDITIONS and len(args) == 2 and not kwargs and args[0].shape == args[1].shape:
+                return direct(UnmadeSum, *args)
+            return function(*args, **(kwargs or {}))
+
+
+ADDITIONS = {Tensor.add, Tensor.__add__, Tensor.__radd__, torch.add}
+
+
+class UnmadeSum(torch.autograd.Function):
+    """The gradients of left + right, and its shape."""
+
+    @staticmethod
+    def forward(ctx: Any, left: Tensor, right: Tensor) -> Tensor:
+        return unmade(left, left.shape[-1])
+
+    @staticmethod
+    def backward(ctx: Any, g: Tensor) -> tuple[Tensor, Tensor]:
+        refuse_graph()
+        return g, g

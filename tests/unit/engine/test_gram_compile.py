@@ -1,6 +1,7 @@
 """torch.compile around measured modules: exact in a block, plain outside it, and nothing is compiled every step."""
 
 import copy
+from contextlib import nullcontext
 
 import pytest
 import torch
@@ -122,6 +123,29 @@ def test_plain_steps_keep_their_graphs_whole(checkpointing):
         plain_step(model, plain_sums, b)
         assert len(runs) == 2, "one compiled graph a layer"
         runs.clear()
+
+
+def test_a_compiled_function_around_the_model():
+    """It is not to be seen in the model: Dynamo knows that something was compiled."""
+    model, b = build("llama", True), batch(5)
+    rows = oracle_rows(model, b)
+    compiled = torch.compile(lambda: plain_sums(model, b), backend="aot_eager")
+    compiled()
+    with GradientGram(model).measure([2, 3], WEIGHTS, cross_groups=True) as m:
+        compiled().sum().backward()
+    assert_exact(m, rows)
+
+
+@pytest.mark.parametrize("way", [None, in_place, wrapped, as_a_whole])
+def test_only_what_is_compiled_pays_for_its_suspension(way, monkeypatch):
+    model, asked = build("llama", True), []
+    monkeypatch.setattr(torch.compiler, "set_stance", lambda stance: asked.append(stance) or nullcontext())
+    compiled = model if way is None else way(model)
+    torch._dynamo.reset()  # forgets what was compiled: the model's modules still tell
+    gram = GradientGram(compiled)
+    with gram.measure([2, 3]):
+        pass
+    assert asked == ([] if way is None else ["force_eager"])
 
 
 def test_layers_share_the_pieces_between(monkeypatch):

@@ -10,32 +10,38 @@ from torch import Tensor
 
 from grpo_sweeps.engine.gram.kernels.launch import Launcher, aligned, multiprocessors
 
-PROGRAMS_PER_SM = 4
+PROGRAMS_PER_SM = 2
+TOKENS = 2  # read together: more loads in flight (8 x 1024 x 3072, an H200: 0.044 ms, one by one 0.059)
 MAX_WIDTH = 16_384  # a token's values live in one program's registers
 
 
 @triton.jit(do_not_specialize=["T", "chunk", "eps"])
 def norm_rows(
     x, gy, out, T, H, chunk, x_stride_b, x_stride_t, gy_stride_b, gy_stride_t, eps,
-    CENTRED: tl.constexpr, BIAS: tl.constexpr, BLOCK: tl.constexpr,
+    CENTRED: tl.constexpr, BIAS: tl.constexpr, BLOCK: tl.constexpr, TOKENS: tl.constexpr,
 ):  # fmt: skip
     """out (B, chunks, 2, H), without the 2 where there is no BIAS: float32 sums over one chunk of one row's tokens.
     CENTRED: layer norm, else RMS norm."""
     b = tl.program_id(0).to(tl.int64)
-    column = tl.arange(0, BLOCK)
-    inside = column < H
+    column = tl.arange(0, BLOCK)[None, :]
+    step = tl.arange(0, TOKENS)[:, None]
     total = tl.zeros((BLOCK,), tl.float32)
     bias = tl.zeros((BLOCK,), tl.float32)
     first = tl.program_id(1) * chunk
-    for t in range(first, min(first + chunk, T)):
+    last = min(first + chunk, T)
+    for start in range(first, last, TOKENS):
+        t = start + step
+        inside = (column < H) & (t < last)
         value = tl.load(x + b * x_stride_b + t * x_stride_t + column, mask=inside, other=0.0).to(tl.float32)
         grad = tl.load(gy + b * gy_stride_b + t * gy_stride_t + column, mask=inside, other=0.0).to(tl.float32)
         if CENTRED:
-            value = tl.where(inside, value - tl.sum(value, 0) / H, 0.0)
-        scale = 1 / tl.sqrt(tl.sum(value * value, 0) / H + eps)
-        total += grad * value * scale
+            value = tl.where(inside, value - tl.sum(value, 1, keep_dims=True) / H, 0.0)
+        scale = 1 / tl.sqrt(tl.sum(value * value, 1, keep_dims=True) / H + eps)
+        total += tl.sum(grad * value * scale, 0)
         if BIAS:
-            bias += grad
+            bias += tl.sum(grad, 0)
+    column = tl.arange(0, BLOCK)
+    inside = column < H
     chunks = tl.num_programs(1)
     own = out + (b * chunks + tl.program_id(1)) * (2 * H if BIAS else H) + column
     tl.store(own, total, mask=inside)
@@ -62,7 +68,7 @@ def add_rows(x_BTH: Tensor, gy_BTH: Tensor, eps: float, centred: bool, bias: boo
     block = triton.next_power_of_2(H)
     strides = (x.stride(0), x.stride(1), gy.stride(0), gy.stride(1))
     arguments = (x, gy, out, T, H, chunk, *strides, eps)
-    constants = dict(CENTRED=centred, BIAS=bias, BLOCK=block)
+    constants = dict(CENTRED=centred, BIAS=bias, BLOCK=block, TOKENS=TOKENS)
     if aligned((*strides, H, x, gy)):
         launch((B, chunks, 1), arguments, constants, warps(block), x.device, x.dtype)
     else:  # a variant of its own for each alignment, found by Triton
