@@ -18,6 +18,7 @@ import numpy as np
 import seaborn as sns
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
+from matplotlib.ticker import PercentFormatter
 
 PANEL = (2.5, 2.1)  # inches; three make the width of a page
 COLUMNS = 3
@@ -28,6 +29,8 @@ RC: dict[Any, Any] = {
     "lines.linewidth": 1.4, "lines.markersize": 4, "font.family": "DejaVu Sans",
 }  # fmt: skip
 BLUE = sns.color_palette("colorblind")[0]
+LINEAR = 0.01  # below this the axis is linear: a range may reach below 0
+TICKS = [sign * tick for tick in (0.01, 0.03, 0.1, 0.3, 1.0, 3.0, 10.0) for sign in (1, -1)] + [0.0]
 
 
 Label = tuple[float, str, Any]  # height, text, colour
@@ -41,19 +44,20 @@ def draw(result: dict[str, Any], path: str) -> list[Path]:
     if any(through := result["options"].get("through", ())):
         Rs, Ts = (sorted({kept} & set(found)) for kept, found in zip(through, (Rs, Ts), strict=True))
     panels: list[tuple[str, str, int] | None] = [("R", "T", T) for T in Ts]
-    panels += [None] * (-len(panels) % COLUMNS)
+    columns = 2 if len(Ts) == len(Rs) == 1 else COLUMNS  # these two stand side by side
+    panels += [None] * (-len(panels) % columns if columns == COLUMNS else 0)
     panels += [("T", "R", R) for R in Rs]
-    lines = max(1, -(-len(panels) // COLUMNS))
-    size = (COLUMNS * PANEL[0], lines * PANEL[1] + 0.7)
+    lines = max(1, -(-len(panels) // columns))
+    size = (COLUMNS * PANEL[0], lines * PANEL[1] * COLUMNS / columns + 0.7)
     with plt.rc_context(RC):
-        figure, axes = plt.subplots(lines, COLUMNS, figsize=size, sharey=True, squeeze=False)
-        for ax, panel in zip(axes.flat, panels + [None] * (lines * COLUMNS - len(panels)), strict=True):
+        figure, axes = plt.subplots(lines, columns, figsize=size, sharey=True, squeeze=False)
+        for ax, panel in zip(axes.flat, panels + [None] * (lines * columns - len(panels)), strict=True):
             if panel is None:
                 ax.set_axis_off()
             else:
                 draw_panel(ax, points, *panel)
         for ax in axes[:, 0]:
-            ax.set_ylabel("extra time, ratio − 1")
+            ax.set_ylabel("extra time, of a plain step")
         foot = write_texts(figure, result)
         figure.tight_layout(rect=(0, foot / size[1], 1, 1))
         paths = [Path(f"{path}.{suffix}") for suffix in ("png", "pdf")]
@@ -65,44 +69,46 @@ def draw(result: dict[str, Any], path: str) -> list[Path]:
 
 
 def draw_panel(ax: Axes, points: list[dict[str, Any]], x_key: str, fixed_key: str, fixed: int) -> None:
-    """Measured medians with their range on log axes, and the floors, each named at its right end."""
+    """Measured medians with their range, and the floors, each named at its right end."""
     xs = np.array(sorted({p[x_key] for p in points}), dtype=float)
     R, T = (xs, np.full_like(xs, fixed)) if x_key == "R" else (np.full_like(xs, fixed), xs)
     bottom, top = limits(points)
-    ax.set(xscale="log", yscale="log", ylim=(bottom, top))
+    ax.set_xscale("log")
+    ax.set_yscale("symlog", linthresh=LINEAR, linscale=0.6)
+    ax.set(ylim=(bottom, top), yticks=[tick for tick in TICKS if bottom <= tick <= top])
+    ax.yaxis.set_major_formatter(PercentFormatter(1))
+    ax.axhline(0, color="0.8", linewidth=0.6)
     ax.fill_between(xs, 100 / T, 200 / T, color="0.86", linewidth=0)
     ax.plot(xs, R / (3 * T), color="0.35", linestyle="--", linewidth=1)
     ax.plot(xs, R / (6 * T), color="0.35", linestyle=":", linewidth=1)
     labels: list[Label] = [(141 / T[-1], "100/T–200/T", "0.3")]
     labels += [(R[-1] / (n * T[-1]), f"R/{n}T", "0.3") for n in (3, 6)]
-    shown = [p for p in points if p[fixed_key] == fixed and p["ours"]["ratio"]["median"] > 1]
+    shown = [p for p in points if p[fixed_key] == fixed]
     if shown:
         shown.sort(key=lambda p: p[x_key])
         median, low, high = (np.array([p["ours"]["ratio"][key] - 1 for p in shown]) for key in ("median", "min", "max"))
-        bars = [median - np.maximum(low, bottom), high - median]  # below 0 there is no logarithm
         x = np.array([p[x_key] for p in shown], dtype=float)
-        ax.errorbar(x, median, bars, color=BLUE, marker="o", capsize=2)
+        ax.errorbar(x, median, [median - low, high - median], color=BLUE, marker="o", capsize=2)
         labels.append((median[-1], "measured", BLUE))
     ax.set_xticks(xs, [f"{int(x)}" for x in xs])
     ax.minorticks_off()
     ax.set_xlabel({"R": "rows of the group, R", "T": "tokens of a row, T"}[x_key])
     ax.set_title(f"{fixed_key} = {fixed}", loc="left")
-    name_lines(ax, labels, (bottom, top))
+    name_lines(ax, labels)
 
 
 def limits(points: list[dict[str, Any]]) -> tuple[float, float]:
-    """Of the extra cost, for all panels: every floor, every median above 0, every largest value."""
-    floors = [value / p["T"] for p in points for value in (p["R"] / 6, 200)]
-    extra = [p["ours"]["ratio"][key] - 1 for p in points for key in ("median", "max")]
-    seen = [value for value in floors + extra if value > 0]
-    return 0.6 * min(seen), 1.5 * max(seen)
+    """Of the extra cost, for all panels: every floor and every range."""
+    extra = [200 / p["T"] for p in points] + [p["ours"]["ratio"][key] - 1 for p in points for key in ("min", "max")]
+    return (1.3 * min(extra) if min(extra) < 0 else 0.0), 1.5 * max(extra)
 
 
-def name_lines(ax: Axes, labels: list[Label], span: tuple[float, float]) -> None:
+def name_lines(ax: Axes, labels: list[Label]) -> None:
     """Texts to the right of the axes at their lines' ends, from below, moved up where they would overlap."""
-    height, free_from = np.log(span[1] / span[0]), -1.0
+    free_from = -1.0
     for y, text, colour in sorted(labels, key=lambda label: label[0]):
-        at = max(float(np.log(y / span[0]) / height), free_from)
+        height = ax.transAxes.inverted().transform(ax.transData.transform((1.0, y)))[1]
+        at = max(float(height), free_from)
         ax.text(1.0, at, text, transform=ax.transAxes, color=colour, size=6.5, va="center", ha="left")
         free_from = at + 0.085
 
@@ -115,8 +121,6 @@ def missing(result: dict[str, Any]) -> list[str]:
         if "failed" in point:
             memory = "out of memory" if "OutOfMemoryError" in point["failed"] else "failed"
             names.append(f"{where} {memory}")
-        elif point["ours"]["ratio"]["median"] <= 1:
-            names.append(f"{where} not slower than plain")
     return names
 
 

@@ -49,7 +49,7 @@ def shipped(folder: str, suffixes: tuple[str, ...]) -> set[str]:
 
 def test_wheel_holds_code_configuration_model_and_templates(wheel: Path) -> None:
     names = set(zipfile.ZipFile(wheel).namelist())
-    code = shipped("grpo_sweeps", (".py", ".html", ".j2", ".css", ".safetensors", ".json"))
+    code = shipped("grpo_sweeps", (".py", ".cu", ".cuh", ".html", ".j2", ".css", ".safetensors", ".json"))
     code |= shipped("hydra_plugins", (".py",))
     data = {f"grpo_sweeps/_data/{name}" for folder in ("conf", "sweeps") for name in shipped(folder, (".yaml",))}
     assert len(code) > 30 and len(data) > 10
