@@ -19,6 +19,7 @@ from typing import Any, TypeVar
 from grpo_sweeps.types import ConfigError
 
 C = TypeVar("C")
+KINDS = {int: "a whole number", float: "a number", bool: "true or false", str: "a text"}
 BENCHMARKS = ("gram", "growth", "error", "forms")
 
 
@@ -45,7 +46,7 @@ def _run(name: str, words: list[str]) -> None:
     benchmark.run(options, f"python -m grpo_sweeps.bench {shlex.join([name, *words])}")
 
 
-def parse(options: type[C], words: Sequence[str]) -> C:
+def parse(options: type[C], words: Sequence[str], command: str = "bench") -> C:
     """key=value words -> the dataclass `options`; each value is read as the type of its default.
 
     Raises:
@@ -56,13 +57,14 @@ def parse(options: type[C], words: Sequence[str]) -> C:
     for word in words:
         key, equals, text = word.partition("=")
         if not equals or key not in keys:
-            raise ConfigError(f"bench: {word!r} is not one of {', '.join(f'{name}=' for name in keys)}")
+            raise ConfigError(f"{command}: {word!r} is not one of {', '.join(f'{name}=' for name in keys)}")
         default = keys[key].default
         try:
             values[keys[key].name] = _read(text, default)
         except ValueError:
-            kind = f"{type(default[0]).__name__} or several, with commas," if isinstance(default, tuple) else ""
-            raise ConfigError(f"bench: {key}={text}: a {kind or type(default).__name__} is needed") from None
+            kind = KINDS[type(default[0] if isinstance(default, tuple) else default)]
+            several = " or several, with commas," if isinstance(default, tuple) else ""
+            raise ConfigError(f"{command}: {key}={text}: {kind}{several} is needed") from None
     return options(**values)
 
 

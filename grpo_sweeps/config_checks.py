@@ -30,7 +30,12 @@ ANALYSIS_BY = ("whole", "layer", "parameter")
 TRACKING = ("mlflow", "local")
 REDO = (None, "failed", "stale", "all")
 # Estimators whose baseline is made of the other rollouts of the group: with one rollout their advantage is always 0.
-GROUP_BASELINES = tuple(f"grpo_sweeps.estimators.group.{name}" for name in ("grpo", "grpo_std", "rloo"))
+GROUP_BASELINES = (
+    *(f"grpo_sweeps.estimators.group.{name}" for name in ("grpo", "grpo_std", "rloo", "dr_grpo", "dapo", "opo")),
+    "grpo_sweeps.estimators.batch.reinforce_plus_plus_baseline",
+)
+# Those whose baseline is the step's mean: the same with one rollout in the whole step.
+STEP_BASELINES = tuple(f"grpo_sweeps.estimators.batch.{name}" for name in ("batch_mean", "reinforce_plus_plus"))
 GSM8K = "grpo_sweeps.tasks.gsm8k.gsm8k"
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
 HUB_ID = re.compile(r"[\w.-]+(/[\w.-]+)?")
@@ -73,11 +78,12 @@ def check_sweep_name(name: str) -> None:
 
 def check_functions(config: RunConfig) -> None:
     """Import task, reward and estimator and see that they take the keys they are given. May import torch."""
-    from grpo_sweeps.functions import load_function
+    from grpo_sweeps.functions import LENGTHS, load_function
 
     functions = (("task", config.task.function, 0), ("reward", config.reward, 3), ("estimator", config.estimator, 1))
     for key, function, positional in functions:
-        _check_types(load_function(function, key, positional), function, key)
+        offered = (LENGTHS,) if key == "estimator" else ()
+        _check_types(load_function(function, key, positional, offered), function, key)
 
 
 def check_tasks(configs: Iterable[RunConfig]) -> None:
@@ -298,14 +304,16 @@ def _check_trainer(config: RunConfig) -> None:
 def _check_group(config: RunConfig) -> None:
     """What must fit the group size R."""
     target = config.estimator.target
+    name = target.rsplit(".", 1)[-1]
     if config.R == 1 and target in GROUP_BASELINES:
-        name = target.rsplit(".", 1)[-1]
         _fail(
             "R",
             1,
             f"the baseline of estimator={name} needs at least R=2 rollouts in a group; R=1 works with "
             f"estimator=reinforce",
         )
+    if config.R * config.trainer.prompts == 1 and target in STEP_BASELINES:
+        _fail("trainer.prompts", 1, f"the baseline of estimator={name} needs at least 2 rollouts in a step; set R=2")
     micro = config.trainer.micro_batch
     if micro is not None and (micro < 1 or (micro > config.R and micro % config.R)):
         parts = f", 1 to {config.R - 1} rows to run each group in parts" if config.R > 1 else ""

@@ -6,19 +6,50 @@ import functools
 import importlib
 import inspect
 from collections.abc import Callable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from grpo_sweeps.config import FunctionConfig
-from grpo_sweeps.types import ConfigError
+from grpo_sweeps.types import ConfigError, EstimatorFunction
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+LENGTHS = "lengths_GR"  # an estimator with a parameter of this name is given the completions' lengths
 
 
-def load_function(config: FunctionConfig, key: str, positional: int) -> Callable[..., Any]:
+def load_estimator(config: FunctionConfig) -> EstimatorFunction:
+    """The estimator that `config` names, given the lengths if it names a parameter for them.
+
+    Raises:
+        ConfigError: as `load_function`.
+    """
+    function = load_function(config, "estimator", positional=1, offered=(LENGTHS,))
+    with_lengths = _names(function.func, LENGTHS)
+
+    def estimator(rewards_GR: Tensor, lengths_GR: Tensor) -> Tensor:
+        given = {LENGTHS: lengths_GR} if with_lengths else {}
+        return function(rewards_GR, **given)  # type: ignore[no-any-return]
+
+    return estimator
+
+
+def _names(function: Callable[..., Any], parameter: str) -> bool:
+    try:
+        return parameter in inspect.signature(function).parameters
+    except (TypeError, ValueError):  # built in: it does not say
+        return False
+
+
+def load_function(
+    config: FunctionConfig, key: str, positional: int, offered: tuple[str, ...] = ()
+) -> functools.partial[Any]:
     """The function that `config.target` names, with its keyword arguments bound.
 
     Args:
         config: dotted path and keyword arguments.
         key: the configuration key, for the error ("reward").
         positional: how many positional arguments the package will call it with.
+        offered: keyword arguments that the package adds for a function that names them.
 
     Raises:
         ConfigError: when it cannot be imported, cannot be called, or does not accept an argument.
@@ -28,18 +59,22 @@ def load_function(config: FunctionConfig, key: str, positional: int) -> Callable
         signature = inspect.signature(function)
     except (TypeError, ValueError):
         return functools.partial(function, **config.kwargs)
+    added = {name: None for name in offered if name in signature.parameters}
     for name in config.kwargs:
+        if name in added:
+            raise ConfigError(f"{key}.{name}={config.kwargs[name]}: each step gives it; drop it with ~{key}.{name}")
         try:
             signature.bind_partial(**{name: config.kwargs[name]})
         except TypeError:
-            allowed = ", ".join(list(signature.parameters)[positional:]) or "none"
+            others = [other for other in list(signature.parameters)[positional:] if other not in added]
+            allowed = ", ".join(others) or "none"
             raise ConfigError(
                 f"{key}.{name}={config.kwargs[name]}: {config.target} takes no argument of that name "
                 f"(allowed: {allowed}); "
                 f"drop it with ~{key}.{name}"
             ) from None
     try:
-        signature.bind(*[None] * positional, **config.kwargs)
+        signature.bind(*[None] * positional, **added, **config.kwargs)
     except TypeError as error:
         raise ConfigError(
             f"{key}._target_={config.target}: must be callable with {positional} positional arguments "

@@ -63,9 +63,12 @@ class RewardFunction(Protocol):
 
 
 class EstimatorFunction(Protocol):
-    """advantages_GR = estimator(rewards_GR), float64 in and out, a pure function."""
+    """An estimator as a step calls it, made by `functions.load_estimator`: float64 in and out, a pure function.
 
-    def __call__(self, rewards_GR: Tensor) -> Tensor: ...
+    The function behind it takes `rewards_GR` alone, or names a parameter `lengths_GR` ((G, R), tokens) as well.
+    """
+
+    def __call__(self, rewards_GR: Tensor, lengths_GR: Tensor) -> Tensor: ...
 
 
 TaskFunction = Callable[..., TaskData]

@@ -1,8 +1,29 @@
-"""Advantage estimators: pure functions (G, R) rewards -> (G, R) advantages, and the aggregation of tokens into row
-weights."""
+"""Advantage estimators: pure functions (G, R) rewards -> (G, R) advantages, what is declared of each, and the
+aggregation of tokens into row weights.
+
+An estimator that names a parameter `lengths_GR` is given the completions' lengths as well.
+"""
 
 from grpo_sweeps.estimators.aggregation import AGGREGATIONS, row_weights
-from grpo_sweeps.estimators.group import grpo, grpo_std, rloo
+from grpo_sweeps.estimators.batch import batch_mean, reinforce_plus_plus, reinforce_plus_plus_baseline
+from grpo_sweeps.estimators.declared import DECLARATIONS, Declaration, weight_on
+from grpo_sweeps.estimators.group import dapo, dr_grpo, grpo, grpo_std, opo, rloo
 from grpo_sweeps.estimators.reinforce import reinforce
 
-__all__ = ["AGGREGATIONS", "grpo", "grpo_std", "reinforce", "rloo", "row_weights"]
+__all__ = [
+    "AGGREGATIONS",
+    "DECLARATIONS",
+    "Declaration",
+    "batch_mean",
+    "dapo",
+    "dr_grpo",
+    "grpo",
+    "grpo_std",
+    "opo",
+    "reinforce",
+    "reinforce_plus_plus",
+    "reinforce_plus_plus_baseline",
+    "rloo",
+    "row_weights",
+    "weight_on",
+]

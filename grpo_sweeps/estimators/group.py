@@ -1,13 +1,16 @@
 """Estimators whose baseline is made from the rewards of the same group (all rollouts of one prompt).
 
-Each needs R >= 2. For all of them the advantages of a group sum to zero, and a group whose rewards are all equal has
-advantages of exactly zero: equality is judged by max - min, never by a floating-point standard deviation.
+Each needs R >= 2. For all of them but `opo` the advantages of a group sum to zero, and for all of them a group whose
+rewards are all equal has advantages of exactly zero: equality is judged by max - min, never by a floating-point
+standard deviation.
 """
 
 from __future__ import annotations
 
 import torch
 from torch import Tensor
+
+from grpo_sweeps.estimators.scale import check_scale
 
 
 def grpo(rewards_GR: Tensor) -> Tensor:
@@ -47,10 +50,7 @@ def grpo_std(rewards_GR: Tensor, ddof: int = 1, eps: float = 1e-4) -> Tensor:
     Raises:
         ValueError: on a wrong shape, `ddof` or `eps`.
     """
-    if ddof not in (0, 1):
-        raise ValueError(f"ddof={ddof}: allowed are 0 (divide by R) and 1 (divide by R - 1)")
-    if eps < 0:
-        raise ValueError(f"eps={eps}: allowed is a number >= 0")
+    check_scale(ddof, eps, "R")
     rewards_GR = _checked(rewards_GR)
     centred_GR = rewards_GR - rewards_GR.mean(dim=1, keepdim=True)
     scale_G1 = rewards_GR.std(dim=1, keepdim=True, correction=ddof) + eps
@@ -74,6 +74,75 @@ def rloo(rewards_GR: Tensor) -> Tensor:
     """
     R = rewards_GR.shape[-1]
     return grpo(rewards_GR) * (R / (R - 1))
+
+
+def dr_grpo(rewards_GR: Tensor) -> Tensor:
+    """Dr. GRPO: A_i = r_i - mean_j r_j (arXiv 2503.20783).
+
+    The advantage is that of `grpo`; what sets the method apart is the loss, divided by a constant instead of each
+    completion's length: `aggregation=constant`, which its YAML chooses as well. Also
+    E[sum_i A_i psi_i / R] = (R - 1)/R grad J.
+
+    Args:
+        rewards_GR: (G, R) rewards, R >= 2.
+
+    Returns:
+        (G, R) advantages in the unit of the reward, float64.
+
+    Raises:
+        ValueError: if the rewards are not (G, R) with R >= 2.
+    """
+    return grpo(rewards_GR)
+
+
+def dapo(rewards_GR: Tensor, ddof: int = 1, eps: float = 1e-6) -> Tensor:
+    """DAPO: A_i = (r_i - mean) / (std + eps) (arXiv 2503.14476).
+
+    The advantage is that of `grpo_std`; the loss is averaged over the step's tokens: `aggregation=token_mean`, which
+    its YAML chooses as well. The paper gives neither ddof nor eps; the defaults are those of verl, which its authors
+    used. Not here: dynamic sampling (prompts drawn anew until 0 < k < R), the wider upper clip (one update a batch
+    clips nothing) and the penalty on overlong completions.
+
+    Args:
+        rewards_GR: (G, R) rewards, R >= 2.
+        ddof: 0 or 1.
+        eps: added to the standard deviation; unit of the reward, >= 0.
+
+    Returns:
+        (G, R) advantages without unit, float64.
+
+    Raises:
+        ValueError: on a wrong shape, `ddof` or `eps`.
+    """
+    return grpo_std(rewards_GR, ddof, eps)
+
+
+def opo(rewards_GR: Tensor, lengths_GR: Tensor) -> Tensor:
+    """Length-weighted baseline: A_i = r_i - sum_j l_j r_j / sum_j l_j over the group (OPO, arXiv 2505.23585).
+
+    The constant baseline of least variance is E[norm(psi)^2 r] / E[norm(psi)^2]; OPO takes norm(psi)^2 as proportional
+    to the length. Hence sum_i l_i A_i = 0, while sum_i A_i is in general not 0. The rollout's own reward and length are
+    in the baseline, and so E[sum_i A_i psi_i / R] need not point along grad J; where all lengths are equal, the
+    advantages are those of `grpo`.
+
+    Args:
+        rewards_GR: (G, R) rewards, R >= 2.
+        lengths_GR: (G, R) completion lengths in tokens, >= 1.
+
+    Returns:
+        (G, R) advantages in the unit of the reward, float64.
+
+    Raises:
+        ValueError: if the rewards are not (G, R) with R >= 2, the lengths' shape differs, or a length is below 1.
+    """
+    rewards_GR = _checked(rewards_GR)
+    if lengths_GR.shape != rewards_GR.shape:
+        raise ValueError(f"rewards {tuple(rewards_GR.shape)} and lengths {tuple(lengths_GR.shape)} differ in shape")
+    if not bool((lengths_GR >= 1).all()):
+        raise ValueError(f"a length of {lengths_GR.min().item()}: a completion has at least 1 token")
+    lengths_GR = lengths_GR.to(torch.float64)
+    baseline_G1 = (lengths_GR * rewards_GR).sum(dim=1, keepdim=True) / lengths_GR.sum(dim=1, keepdim=True)
+    return _zero_where_equal(rewards_GR, rewards_GR - baseline_G1)
 
 
 def _checked(rewards_GR: Tensor) -> Tensor:

@@ -15,7 +15,7 @@ from grpo_sweeps.engine.gram import GradientGram
 from grpo_sweeps.engine.optim import MasterAdamW
 from grpo_sweeps.engine.policy import Policy, load_policy, resolve_device
 from grpo_sweeps.engine.sampler import row_seed
-from grpo_sweeps.functions import load_function
+from grpo_sweeps.functions import load_estimator, load_function
 from grpo_sweeps.types import EstimatorFunction, Problem, RewardFunction, TaskData
 
 
@@ -64,7 +64,7 @@ def prepare(config: RunConfig) -> Setup:
     """
     _seed_everything(config.seed)
     reward = load_function(config.reward, "reward", positional=3)
-    estimator = load_function(config.estimator, "estimator", positional=1)
+    estimator = load_estimator(config.estimator)
     data = load_function(config.task.function, "task", positional=0)()
     check_data(data, config)
     policy = load_policy(config.model, resolve_device(config.trainer.device))

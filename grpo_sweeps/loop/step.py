@@ -108,8 +108,8 @@ def rollouts_with_advantages(setup: Setup, step: int) -> Rated:
         for o, p, key in zip(rollouts, owners, keys, strict=True)
     ]
     rewards_GR = torch.tensor(rewards, dtype=torch.float64).view(len(problems), config.R)
-    advantages_GR = _advantages(setup.estimator(rewards_GR), rewards_GR, config.estimator.target)
     lengths_GR = torch.tensor([o.length for o in rollouts]).view_as(rewards_GR)
+    advantages_GR = _advantages(setup.estimator(rewards_GR, lengths_GR), rewards_GR, config.estimator.target)
     weights_GR = row_weights(advantages_GR, lengths_GR, config.aggregation, config.rollout.max_new_tokens)
     return Rated(problems, rollouts, verdicts, rewards_GR, advantages_GR, weights_GR)
 

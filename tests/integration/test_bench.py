@@ -25,7 +25,7 @@ def test_values_are_read_as_the_type_of_their_default():
         ([], "bench (nothing): allowed are gram, growth, error, forms"),
         (["grams"], "bench grams: allowed are gram, growth, error, forms"),
         (["gram", "rows=3"], "'rows=3' is not one of subjects=, model="),
-        (["gram", "R=x"], "R=x: a int is needed"),
+        (["gram", "R=x"], "R=x: a whole number is needed"),
         (["gram", "R=0"], "R=0: allowed are whole numbers from 1"),
         (
             ["gram", "subjects=plain,mine"],
@@ -39,7 +39,7 @@ def test_values_are_read_as_the_type_of_their_default():
         (["gram", "device=tpu0"], "device=tpu0: allowed are auto, cpu, cuda and cuda:N"),
         (["gram", "device=meta"], "device=meta: allowed are auto, cpu, cuda and cuda:N"),
         (["gram", "device=cuda:99"], "device=cuda:99: torch sees"),
-        (["growth", "R=2,x"], "R=2,x: a int or several, with commas, is needed"),
+        (["growth", "R=2,x"], "R=2,x: a whole number or several, with commas, is needed"),
         (["growth", "R=2,0"], "R=0: allowed are whole numbers from 1"),
         (["growth", "T=1,8"], "T=1: allowed are whole numbers larger than prompt=1"),
         (["growth", "from=a.json", "json=b.json"], "json=b.json: with from=a.json nothing is measured"),

@@ -19,7 +19,7 @@ import pytest
 ROOT = Path(__file__).resolve().parents[2]
 PACKAGE = ROOT / "grpo_sweeps"
 PLUGINS = ROOT / "hydra_plugins"
-ENTRY_POINTS = {"run", "status", "cancel", "sync", "bench", "pretrain_tiny", "convert"}
+ENTRY_POINTS = {"run", "status", "cancel", "sync", "bench", "theory", "pretrain_tiny", "convert"}
 
 LEAVES = {"types", "estimators", "spectra", "spectra_floor", "intervals", "tasks", "rewards", "models"}
 # What each part may import from the package, itself aside. Entry points may import everything.
@@ -37,6 +37,8 @@ MAY_IMPORT = {
     "engine": {*LEAVES, "config"},
     "tracking": {*LEAVES, "config"},
     "loop": {*LEAVES, "config", "functions", "engine", "tracking"},
+    "exact": {"types", "estimators", "spectra"},
+    "science": {*LEAVES, "config", "exact", "engine", "report"},
     "benchmarks": {*LEAVES, "config", "functions", "engine", "loop", "tracking"},
     "sweep": {*LEAVES, "config", "functions", "tracking", "loop"},
     "report": {*LEAVES, "config", "tracking", "sweep"},

@@ -4,18 +4,74 @@ from __future__ import annotations
 
 import itertools
 import math
+from typing import Any
 
 import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from grpo_sweeps.estimators import grpo, grpo_std, reinforce, rloo
+from grpo_sweeps.estimators import DECLARATIONS, grpo, grpo_std, opo, reinforce, reinforce_plus_plus, rloo
 
 GROUP_BASELINES = [grpo, grpo_std, rloo]
 rewards = st.integers(2, 9).flatmap(
     lambda R: st.lists(st.lists(st.floats(-10, 10, width=32), min_size=R, max_size=R), min_size=1, max_size=4)
 )
+
+
+# By hand for the rewards and lengths below, eps = 0: (advantages of the first group, of the second).
+REWARDS, LENGTHS = [[1.0, 0.0, 0.0], [1.0, 1.0, 0.0]], [[1, 2, 3], [4, 1, 1]]
+third, root = 1 / 3, math.sqrt(3)
+GOLDEN = {
+    "grpo": ([2 * third, -third, -third], [third, third, -2 * third]),  # means 1/3 and 2/3
+    "dr_grpo": ([2 * third, -third, -third], [third, third, -2 * third]),
+    "rloo": ([1.0, -0.5, -0.5], [0.5, 0.5, -1.0]),
+    "grpo_std": ([2 / root, -1 / root, -1 / root], [1 / root, 1 / root, -2 / root]),  # 2/3 over 2: std sqrt(1/3)
+    "dapo": ([2 / root, -1 / root, -1 / root], [1 / root, 1 / root, -2 / root]),
+    "opo": ([5 / 6, -1 / 6, -1 / 6], [1 / 6, 1 / 6, -5 / 6]),  # baselines 1/6 and (4 + 1)/6
+    "reinforce": ([1.0, 0.0, 0.0], [1.0, 1.0, 0.0]),
+    "batch_mean": ([0.5, -0.5, -0.5], [0.5, 0.5, -0.5]),  # mean 3/6
+    "reinforce_plus_plus": ([1.0, -1.0, -1.0], [1.0, 1.0, -1.0]),  # squares 6/4, over 6: std 1/2
+    "reinforce_plus_plus_baseline": (  # squares 2/3 + 2/3, over 6: std sqrt(2)/3
+        [math.sqrt(2), -math.sqrt(0.5), -math.sqrt(0.5)], [math.sqrt(0.5), math.sqrt(0.5), -math.sqrt(2)],
+    ),
+}  # fmt: skip
+
+
+def test_golden_values_of_every_estimator() -> None:
+    assert set(GOLDEN) == set(DECLARATIONS)
+    for name, wanted in GOLDEN.items():
+        declared = DECLARATIONS[name]
+        arguments: dict[str, Any] = {} if declared.eps is None else {"eps": 0.0}
+        if declared.needs_lengths:
+            arguments["lengths_GR"] = torch.tensor(LENGTHS)
+        for found, row in zip(declared.function(torch.tensor(REWARDS), **arguments).tolist(), wanted, strict=True):
+            assert found == pytest.approx(row, abs=1e-15), name
+
+
+@pytest.mark.parametrize(("ddof", "eps", "size"), [(0, 0.5, 0.5), (1, 0.0, math.sqrt(0.5)), (0, 0.0, 1.0)])
+def test_ddof_and_eps_of_a_step(ddof: int, eps: float, size: float) -> None:
+    step = torch.tensor([[1.0], [0.0]])  # two prompts, one rollout each: deviations of 1/2
+    assert reinforce_plus_plus(step, ddof, eps).flatten().tolist() == pytest.approx([size, -size])
+
+
+@given(rewards, st.integers(0, 99))
+def test_opo_is_weighted_by_length(rows: list[list[float]], seed: int) -> None:
+    lengths = torch.randint(1, 50, (len(rows), len(rows[0])), generator=torch.Generator().manual_seed(seed))
+    advantages = opo(torch.tensor(rows, dtype=torch.float64), lengths)
+    for row, tokens, found in zip(rows, lengths.tolist(), advantages.tolist(), strict=True):
+        # one entry for each token: the mean over tokens is the baseline
+        spread = [r for r, n in zip(row, tokens, strict=True) for _ in range(n)]
+        baseline = math.fsum(spread) / len(spread)
+        assert found == pytest.approx([r - baseline for r in row], abs=1e-11)
+    assert torch.allclose((advantages * lengths).sum(dim=1), torch.zeros(len(rows)).double(), atol=1e-8)
+
+
+def test_opo_refuses_lengths_that_cannot_be() -> None:
+    with pytest.raises(ValueError, match="differ in shape"):
+        opo(torch.zeros(2, 3), torch.ones(2, 2))
+    with pytest.raises(ValueError, match="a length of 0: a completion has at least 1 token"):
+        opo(torch.zeros(1, 2), torch.tensor([[1, 0]]))
 
 
 @given(rewards)

@@ -10,7 +10,8 @@ import numpy as np
 import pytest
 import torch
 
-from grpo_sweeps.config import RunConfig
+from grpo_sweeps.config import RolloutConfig, RunConfig
+from grpo_sweeps.estimators import DECLARATIONS, opo
 from grpo_sweeps.loop.setup import Setup, micro_batch_groups, prepare
 from grpo_sweeps.loop.step import Rated, backward, rollouts_with_advantages, training_step
 
@@ -105,6 +106,25 @@ def test_reinforce_takes_all_equal_groups(make_config: MakeConfig) -> None:
     reinforce = "grpo_sweeps.estimators.reinforce.reinforce"
     result = training_step(prepare(make_config(reward="always", estimator=reinforce)), 0)
     assert result.metrics["grad_norm"] > 0
+
+
+def test_an_estimator_that_asks_for_lengths_is_given_them(make_config: MakeConfig) -> None:
+    longer = RolloutConfig(max_new_tokens=64)  # long enough for some to end by themselves
+    result = training_step(prepare(make_config(estimator="grpo_sweeps.estimators.group.opo", rollout=longer)), 0)
+    assert any(len(set(group.lengths)) > 1 for group in result.groups if group.mixed)
+    for group in result.groups:
+        rewards, lengths = torch.tensor([group.rewards]), torch.tensor([group.lengths])
+        assert group.advantages == pytest.approx(opo(rewards, lengths)[0].tolist(), abs=1e-12)
+
+
+@pytest.mark.parametrize("name", ["batch_mean", "reinforce_plus_plus", "reinforce_plus_plus_baseline"])
+def test_an_estimator_sees_the_whole_step(make_config: MakeConfig, name: str) -> None:
+    setup = prepare(make_config(estimator=f"grpo_sweeps.estimators.batch.{name}"))
+    result = training_step(setup, 0)
+    rewards = torch.tensor([group.rewards for group in result.groups], dtype=torch.float64)
+    advantages = torch.tensor([group.advantages for group in result.groups], dtype=torch.float64)
+    assert torch.equal(DECLARATIONS[name].function(rewards), advantages)
+    assert advantages.any() and float(advantages.sum()) == pytest.approx(0, abs=1e-9)
 
 
 def test_a_step_is_a_function_of_seed_and_step(make_config: MakeConfig) -> None:

@@ -1,0 +1,46 @@
+"""A policy whose sequences can all be listed: gradients, values and the moments of estimators without sampling."""
+
+from grpo_sweeps.exact.classes import Classes
+from grpo_sweeps.exact.enumeration import Enumeration, enumerate_policy, several_prompts
+from grpo_sweeps.exact.moments import (
+    Moments,
+    Sampled,
+    Weights,
+    between_prompts,
+    brute_force,
+    group_moments,
+    monte_carlo,
+    mse_over_prompts,
+    one_group_weights,
+    sequence_moments,
+    step_moments,
+)
+from grpo_sweeps.exact.policy import SoftmaxPolicy, row_log_probs, token_log_probs
+from grpo_sweeps.exact.rewards import TokenReward, binary, by_token, drawn_by_token, graded, outcome
+
+__all__ = [
+    "Classes",
+    "Enumeration",
+    "Moments",
+    "Sampled",
+    "SoftmaxPolicy",
+    "TokenReward",
+    "Weights",
+    "between_prompts",
+    "binary",
+    "brute_force",
+    "by_token",
+    "drawn_by_token",
+    "enumerate_policy",
+    "graded",
+    "group_moments",
+    "monte_carlo",
+    "mse_over_prompts",
+    "one_group_weights",
+    "outcome",
+    "row_log_probs",
+    "sequence_moments",
+    "several_prompts",
+    "step_moments",
+    "token_log_probs",
+]

@@ -1,0 +1,1 @@
+"""Claims about group-relative policy gradients, tested on exact policies."""

@@ -1,0 +1,213 @@
+"""The theory report: claims on exact policies, figures, tables and a page."""
+
+from __future__ import annotations
+
+import base64
+import time
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+from jinja2 import ChoiceLoader, Environment, PackageLoader, StrictUndefined
+
+from grpo_sweeps.estimators import grpo, grpo_std, reinforce, rloo
+from grpo_sweeps.estimators.declared import DECLARATIONS
+from grpo_sweeps.exact import Enumeration, SoftmaxPolicy, TokenReward, binary, several_prompts
+from grpo_sweeps.report.drawing import Plot, render
+from grpo_sweeps.report.formats import csv, markdown
+from grpo_sweeps.science import advantages, budget, credit, figures, gradient, scores, training
+from grpo_sweeps.science import binary as counting
+from grpo_sweeps.science.budget import Budget
+from grpo_sweeps.science.claim import EXACT, Claim, Z
+from grpo_sweeps.science.figures import Curves
+from grpo_sweeps.science.prompts import Prompt
+from grpo_sweeps.science.whole_step import drawn
+
+RS = (2, 4, 8)
+BUDGET_RS = (2, 4, 8, 16, 32)
+ROLLOUTS = 64  # of a step, where the budget is fixed
+EXACT_IN_FIGURES = {"group mean": grpo, "leave-one-out": rloo, "std": grpo_std, "REINFORCE": reinforce}
+DRAWN_IN_FIGURES = ("batch_mean", "reinforce_plus_plus", "reinforce_plus_plus_baseline", "opo")
+TONES = {
+    "holds": ("yes", "✓"),
+    "holds, corrected": ("yes", "✓"),
+    "does not hold": ("no", "✗"),
+    "undefined": ("open", "?"),
+}
+RULES = (
+    f"Fixed before anything was computed. An identity holds when its largest relative error is below {EXACT:g}; one "
+    "exact case that contradicts a statement made without exception refutes it. Drawn figures are a check and "
+    f"decide nothing: their intervals are {Z:g} standard errors to either side, so that one report of a thousand has "
+    "a miss by chance. A claim about Nemotron-4B is not decided by another policy: what is shown here is what "
+    "follows from the definitions, and what does not."
+)
+
+
+@dataclass(frozen=True)
+class Options:
+    """policies: how many, seeds from `seed`; prompts: of each; draws: of every Monte Carlo check; steps: drawn ones a
+    point of the figures."""
+
+    policies: int = 2
+    prompts: int = 4
+    seed: int = 0
+    draws: int = 20_000
+    steps: int = 400
+    out: str = "reports/theory"
+
+
+def rewards_of(prompts: int) -> list[TokenReward]:
+    return [binary(3, index % 3) for index in range(prompts)]
+
+
+def policy_of(options: Options, seed: int) -> SoftmaxPolicy:
+    return SoftmaxPolicy(options.prompts, tokens=4, max_length=4, seed=seed)
+
+
+def enumerate_all(options: Options) -> dict[str, list[Enumeration]]:
+    seeds = range(options.seed, options.seed + options.policies)
+    return {f"policy {s}": several_prompts(policy_of(options, s), rewards_of(options.prompts)) for s in seeds}
+
+
+def judge(options: Options, found: dict[str, list[Enumeration]], turns: Sequence[Enumeration]) -> list[Claim]:
+    """Every claim, C1 to C15 and U1, on the first policy and, where one is not enough, on all."""
+    rng = np.random.default_rng(options.seed)
+    everything = [e for enumerations in found.values() for e in enumerations]
+    prompts = [Prompt(e) for e in everything]
+    first = prompts[: options.prompts]
+    budgets = {name: Budget(tuple(Prompt(e) for e in es)) for name, es in found.items()}
+    path = training.ascend(policy_of(options, options.seed), rewards_of(options.prompts), 60, 1.0, max(RS))
+    claims = [
+        credit.one_advantage(everything),
+        advantages.zero_sum(first, (2, 3, 4)),
+        advantages.variances(prompts, RS, rng, options.draws),
+        counting.concentration((0.05, 0.3, 0.5), (*RS, 16), (0.05, 0.1, 0.3)),
+        gradient.norms(prompts, RS, rng, options.draws),
+        training.sparsity(path, max(RS)),
+        scores.ranks(prompts, RS, rng, 200),
+        scores.about_two(prompts, RS, rng, 300),
+        scores.clusters(prompts, rng, options.draws),
+        scores.feasible(),
+        budget.two_budgets(next(iter(budgets.values())), (*RS, 16), 8, ROLLOUTS),
+        counting.hoeffding_table(),
+        credit.growing_bias(turns),
+        gradient.own_reward(prompts, (*RS, 16), rng, options.draws),
+        gradient.baselines(prompts),
+        budget.best_group_size(budgets, (2, 3, *RS[1:], 16), ROLLOUTS),
+    ]
+    return claims
+
+
+def curves_of(one: Budget, options: Options) -> Curves:
+    """Quality by estimator and R at the fixed budget."""
+    rng = np.random.default_rng(options.seed + 1)
+    curves: Curves = {
+        name: {R: one.of(estimator, R, ROLLOUTS) for R in BUDGET_RS} for name, estimator in EXACT_IN_FIGURES.items()
+    }
+    curves["oracle value"] = {R: one.oracle(R, ROLLOUTS) for R in BUDGET_RS}
+    for name in DRAWN_IN_FIGURES:
+        curves[f"{name} (drawn)"] = {
+            R: drawn(one, DECLARATIONS[name], R, ROLLOUTS, options.steps, rng) for R in BUDGET_RS
+        }
+    return curves
+
+
+def plots_of(options: Options, found: dict[str, list[Enumeration]], turns: Sequence[Enumeration]) -> list[Plot]:
+    first = tuple(Prompt(e) for e in next(iter(found.values())))
+    one = Budget(first)
+    return [
+        figures.by_group_size(curves_of(one, options), one, ROLLOUTS),
+        figures.to_oracle(
+            one, (*RS, 16, 32, 64), {name: EXACT_IN_FIGURES[name] for name in ("group mean", "leave-one-out", "std")}
+        ),
+        figures.norm_and_k(first, max(RS)),
+        figures.problem_weights(),
+        figures.stages(turns),
+    ]
+
+
+def build(options: Options, command: str) -> list[Claim]:
+    """Write reports/theory; returns the claims."""
+    start, out = time.perf_counter(), Path(options.out)
+    out.mkdir(parents=True, exist_ok=True)
+    found, turns = enumerate_all(options), credit.multi_turn(range(60))
+    claims = judge(options, found, turns)
+    plots = plots_of(options, found, turns)
+    images: dict[str, bytes] = {}
+    for plot in plots:
+        images |= render(plot)
+    for name, content in images.items():
+        if not name.endswith(".svg"):
+            (out / name).write_bytes(content)
+    (out / "claims.csv").write_text(csv(pd.DataFrame([asdict(c) for c in claims])), encoding="utf-8")
+    (out / "claims.md").write_text(as_markdown(claims), encoding="utf-8")
+    seconds = time.perf_counter() - start
+    (out / "index.html").write_text(page(options, claims, plots, images, command, seconds), encoding="utf-8")
+    return claims
+
+
+def as_markdown(claims: Sequence[Claim]) -> str:
+    header = [
+        "claim",
+        "where",
+        "the paper, in our words",
+        "what holds",
+        "exact",
+        "measured",
+        "verdict",
+        "largest error",
+    ]
+    rows = [
+        [
+            c.id,
+            c.where,
+            c.says,
+            c.holds,
+            c.exact,
+            c.measured or "–",
+            c.judgement,
+            "–" if np.isnan(c.error) else f"{c.error:.1e}",
+        ]
+        for c in claims
+    ]
+    return markdown(header, rows)
+
+
+def page(
+    options: Options, claims: Sequence[Claim], plots: Sequence[Plot], images: dict[str, bytes], command: str,
+    seconds: float,
+) -> str:  # fmt: skip
+    loader = ChoiceLoader([PackageLoader("grpo_sweeps.science", ""), PackageLoader("grpo_sweeps.report", "")])
+    environment = Environment(
+        loader=loader, autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True
+    )
+    rows = [
+        {k: f"{v:.2f}" if k not in ("R", "eps") else f"{v:g}" for k, v in row.items()}
+        for row in counting.hoeffding_rows()
+    ]
+    return environment.get_template("theory.html.j2").render(
+        claims=claims,
+        plots=[_figure(plot, images) for plot in plots],
+        hoeffding=rows,
+        rules=RULES,
+        command=command,
+        seconds=f"{seconds:.0f}",
+        setting=f"{options.policies} policies of {options.prompts} prompts each, 121 sequences a prompt.",
+        tone=lambda judgement: TONES[judgement][0],
+        sign=lambda judgement: TONES[judgement][1],
+    )
+
+
+def _figure(plot: Plot, images: dict[str, bytes]) -> dict[str, Any]:
+    panels = [
+        {"title": panel.title, "alt": panel.alt, "source": _inline(images[f"{plot.name}_{index}.svg"])}
+        for index, panel in enumerate(plot.panels, start=1)
+    ]
+    return {"name": plot.name, "title": plot.title, "caption": plot.caption, "panels": panels}
+
+
+def _inline(svg: bytes) -> str:
+    return "data:image/svg+xml;base64," + base64.b64encode(svg).decode()

@@ -1,0 +1,125 @@
+"""Credit for tokens and stages: C1 (one advantage for all tokens), C13 (the bias of later stages)."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from grpo_sweeps.exact import Enumeration, SoftmaxPolicy, by_token, drawn_by_token, enumerate_policy, sequence_moments
+from grpo_sweeps.science.claim import EXACT, Claim, relative, worst
+
+
+@dataclass(frozen=True)
+class Credit:
+    """True credit of the tokens, A_t = q(s_t, x_t) - v(s_t), beside the same r - v(s_0) for each.
+
+    share: how much of E sum_t A_t^2 uniform credit (r - v(s_0)) / length carries. within: mean standard deviation of
+    A_t within a sequence over that of all tokens. by_position_T: Var A_t / Var r, tokens at position t, absent ones 0.
+    """
+
+    share: float
+    within: float
+    by_position_T: np.ndarray
+    error: float
+
+
+def credit(e: Enumeration) -> Credit:
+    """Exact; `error` is that of sum_t A_t = r - v(s_0) and of Var r = sum_t E A_t^2."""
+    A, mask, p, lengths = e.advantages_NT, e.mask_NT, e.p_N, e.lengths_N
+    total = e.rewards_N - e.J
+    true = p @ A.square().sum(dim=1)
+    mean_N = A.sum(dim=1) / lengths
+    around = (A - mean_N[:, None]).square() * mask
+    pooled = float((p @ A.square().sum(dim=1)) / (p @ lengths.double()))
+    within = float(p @ (around.sum(dim=1) / lengths).sqrt()) / pooled**0.5
+    errors = [relative(A.sum(dim=1).numpy(), total.numpy()), relative(float(true), e.sigma2)]
+    by_position_T = (p @ A.square()).numpy() / e.sigma2
+    return Credit(float(p @ (total.square() / lengths) / true), within, by_position_T, worst(errors))
+
+
+def one_advantage(enumerations: Sequence[Enumeration]) -> Claim:
+    """C1."""
+    found = [credit(e) for e in enumerations]
+    error = worst(c.error for c in found)
+    positions = np.mean([c.by_position_T for c in found], axis=0)
+    return Claim(
+        "C1",
+        "Theorem 3.1",
+        "With a reward for the outcome alone every token of a rollout has the same advantage.",
+        "True of the estimator, which takes one baseline v(s_0) for all tokens; the reward does not force it. With "
+        "v(s_t) the credit A_t = q(s_t, a_t) - v(s_t) varies within a rollout, sums to r - v(s_0), and its "
+        "variances sum to Var r. A KL term in the reward, process rewards or a critic break the uniformity; "
+        "clipping varies the weights.",
+        f"both sums: {error:.1e}; A_t varies within a rollout by {np.mean([c.within for c in found]):.2f} of its "
+        f"size; uniform credit carries {np.mean([c.share for c in found]):.0%} of its square; Var A_t / Var r by "
+        "position: " + ", ".join(f"{value:.2f}" for value in positions),
+        "",
+        "holds, corrected" if error < EXACT else "does not hold",
+        error,
+    )
+
+
+def stage_bias(e: Enumeration) -> tuple[np.ndarray, np.ndarray]:
+    """Mean and standard deviation, (T,), of Bias_h = rewards before stage h + v(s_h) - v(s_0), ended episodes "
+    "frozen."""
+    bias_NT = e.past_rewards_NT + e.values_NT - e.J
+    mean_T = e.p_N @ bias_NT
+    return mean_T.numpy(), (e.p_N @ (bias_NT - mean_T).square()).sqrt().numpy()
+
+
+CREDITS = ("whole return", "reward to go", "less v(s_h)")
+
+
+def stage_errors(e: Enumeration) -> dict[str, float]:
+    """tr Var of one rollout's gradient with each credit for a stage, and (same order) how far its mean is off grad "
+    "J."""
+    ones_NT = e.mask_NT.double()
+    given = {
+        "whole return": (e.rewards_N - e.J)[:, None] * ones_NT,
+        "reward to go": e.returns_NT - (e.p_N @ e.returns_NT),
+        "less v(s_h)": e.returns_NT - e.values_NT,
+    }
+    found = {name: sequence_moments(e.contribution(credit_NT), e.p_N, 1) for name, credit_NT in given.items()}
+    off = worst(relative(m.mean_D.numpy(), e.grad_J_D.numpy()) for m in found.values())
+    return {name: m.variance for name, m in found.items()} | {"error": off}
+
+
+def multi_turn(seeds: Sequence[int]) -> list[Enumeration]:
+    """One problem a seed, alternately: four turns of three actions with a reward of 0 or 1 at each, and three turns of
+    two actions with rewards drawn at random. No early end."""
+    found = []
+    for seed in seeds:
+        drawn = bool(seed % 2)
+        policy = SoftmaxPolicy(1, 2 if drawn else 3, 3 if drawn else 4, ends=False, seed=seed)
+        found.append(enumerate_policy(policy, 0, drawn_by_token(seed) if drawn else by_token(4, seed % 4)))
+    return found
+
+
+def growing_bias(enumerations: Sequence[Enumeration]) -> Claim:
+    """C13."""
+    means, spreads = zip(*(stage_bias(e) for e in enumerations), strict=True)
+    errors = [stage_errors(e) for e in enumerations]
+    largest = max(float(np.abs(mean).max()) for mean in means)
+    falls = max(float((-np.diff(spread)).max()) for spread in spreads)
+    less = sum(error["whole return"] < error["less v(s_h)"] for error in errors)
+    ratio = [error["whole return"] / error["less v(s_h)"] for error in errors]
+    off = worst([largest, *(error["error"] for error in errors)])
+    longest = [spread / spread[-1] for spread in spreads if len(spread) == max(map(len, spreads))]
+    share = np.mean(longest, axis=0)
+    return Claim(
+        "C13",
+        "Equation 23",
+        "In many turns the bias of the group baseline grows linearly with the stage.",
+        "Bias_h = past rewards + v(s_h) - v(s_0) is a martingale: mean zero at every stage, a spread that never "
+        "falls and need not be linear. It depends on s_h alone, so the gradient keeps its mean; its variance "
+        "usually grows, not always.",
+        f"{len(enumerations)} problems: largest mean {largest:.1e}, largest fall of the spread "
+        f"{max(falls, 0.0):.1e}, mean gradient off by {off:.1e}; spread by stage over the last: "
+        f"{', '.join(f'{x:.2f}' for x in share)}; variance with the whole return over that with v(s_h): "
+        f"{min(ratio):.2f} to {max(ratio):.2f}, below 1 in {less}",
+        "",
+        "does not hold" if off < EXACT and falls < EXACT else "holds",
+        off,
+    )

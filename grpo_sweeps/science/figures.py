@@ -1,0 +1,185 @@
+"""The figures of the theory report: every curve is exact but the whole-step estimators, which are drawn."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+import seaborn as sns
+from matplotlib.axes import Axes
+
+from grpo_sweeps.estimators.declared import DECLARATIONS, weight_on
+from grpo_sweeps.exact import Enumeration
+from grpo_sweeps.report.drawing import DOTTED, LINES, MARKERS, Panel, Plot
+from grpo_sweeps.science.budget import Budget, Quality
+from grpo_sweeps.science.credit import CREDITS, stage_bias, stage_errors
+from grpo_sweeps.science.gradient import norm_by_k, slope, spread
+from grpo_sweeps.science.prompts import Prompt
+
+COLOURS = sns.color_palette("colorblind", 10)
+Curves = dict[str, dict[int, Quality]]  # by estimator and R
+
+
+def look(index: int) -> dict[str, Any]:
+    """A curve is told by colour, line and marker at once."""
+    return {"color": COLOURS[index % 10], "linestyle": LINES[index % 6], "marker": MARKERS[index % 6]}
+
+
+def close(ax: Axes, x: str, y: str, columns: int = 2) -> None:
+    ax.set_xlabel(x)
+    ax.set_ylabel(y)
+    if ax.get_legend_handles_labels()[1]:
+        ax.legend(
+            loc="lower center", bbox_to_anchor=(0.5, 1.0), ncols=columns, frameon=False, fontsize=7, handlelength=2.6,
+            columnspacing=1.0, borderaxespad=0.2,
+        )  # fmt: skip
+
+
+def logarithmic_R(ax: Axes, Rs: Sequence[int]) -> None:
+    ax.set_xscale("log", base=2)
+    ax.set_xticks(Rs, [str(R) for R in Rs])
+    ax.minorticks_off()
+
+
+def by_group_size(curves: Curves, budget: Budget, N: int) -> Plot:
+    """MSE and cosine against R at N rollouts a step."""
+    Rs = sorted({R for one in curves.values() for R in one})
+    signal = float(budget.target_D @ budget.target_D)
+
+    def draw(value: Callable[[Quality], float], label: str, optimum: bool) -> Callable[[Axes], None]:
+        def panel(ax: Axes) -> None:
+            for index, (name, one) in enumerate(curves.items()):
+                ax.plot(list(one), [value(q) for q in one.values()], label=name, **look(index))
+            if optimum:
+                ax.axvline(budget.best_R, color="0.4", linestyle=DOTTED, linewidth=1, label="R* of leave-one-out")
+                ax.set_yscale("log")
+            logarithmic_R(ax, Rs)
+            close(ax, "rollouts of a group, R", label)
+
+        return panel
+
+    panels = (
+        Panel("mean squared error", "error against R", draw(lambda q: q.mse / signal, "MSE / ||grad J||²", True)),
+        Panel("cosine", "cosine against R", draw(lambda q: q.cosine, "cosine with grad J", False)),
+        Panel(
+            "one step", "improvement against R",
+            draw(lambda q: np.sign(q.cosine) * q.cosine**2, "improvement, of the exact step's", False),
+        ),
+    )  # fmt: skip
+    caption = (
+        f"{N} rollouts a step over {len(budget.prompts)} prompts: error against the gradient of the average "
+        "objective, cosine of the mean step over the root mean square norm, and its square, the gain of one step of "
+        "the best length under isotropic curvature as a share of the exact gradient's. Estimators that need the "
+        "whole step are drawn."
+    )
+    return Plot("budget", "The estimators at a fixed number of rollouts.", caption, panels)
+
+
+def to_oracle(budget: Budget, Rs: Sequence[int], estimators: dict[str, Any]) -> Plot:
+    """One prompt after the other: MSE over V1 / R, which is that of the estimator that knows the value."""
+
+    def panel(ax: Axes) -> None:
+        for index, (name, estimator) in enumerate(estimators.items()):
+            ratios = [
+                np.mean([Budget((o,)).of(estimator, R, R).mse / (o.e.V1 / R) for o in budget.prompts]) for R in Rs
+            ]
+            ax.plot(Rs, ratios, label=name, **look(index))
+        ax.axhline(1, color="0.4", linestyle=DOTTED, linewidth=1)
+        ax.set_yscale("log")
+        logarithmic_R(ax, Rs)
+        close(ax, "rollouts of a group, R", "MSE / MSE of the oracle")
+
+    caption = "Mean over prompts. Where the reward is subtracted by what the group knows, the ratio tends to 1."
+    return Plot(
+        "oracle", "Error beside that of a baseline that knows the value.", caption, (Panel("", "ratio", panel),)
+    )
+
+
+def norm_and_k(prompts: Sequence[Prompt], R: int) -> Plot:
+    def draw(scaled: bool) -> Callable[[Axes], None]:
+        def panel(ax: Axes) -> None:
+            x = np.sqrt(spread(np.arange(1, R), R))
+            for index, o in enumerate(prompts):
+                norms = norm_by_k(o, R, scaled)
+                order = np.argsort(x, kind="stable")
+                label = f"p = {o.e.J:.2f}, slope {slope(norms, R):.2f}"
+                ax.plot(x[order], np.sqrt(norms)[order], label=label, **(look(index) | {"linestyle": ""}))
+            ax.set_xscale("log")
+            ax.set_yscale("log")
+            ticks = sorted(set(np.round(x, 3)))
+            ax.set_xticks(ticks, [f"{tick:.2f}" for tick in ticks])
+            ax.minorticks_off()
+            close(ax, "standard deviation of the group's rewards", "root mean square norm")
+
+        return panel
+
+    panels = (
+        Panel("group mean", "norm by k", draw(False)),
+        Panel("divided by the standard deviation", "norm by k", draw(True)),
+    )
+    caption = (
+        f"Exact, R = {R}, one point a number k of right rollouts (two where k and R - k give the same spread). A "
+        "slope of 1 (0) is noise, of 2 (1) signal."
+    )
+    return Plot("norm_by_k", "The norm of a group's gradient by its rewards' spread.", caption, panels)
+
+
+def problem_weights(Rs: Sequence[int] = (2, 4, 8, 16)) -> Plot:
+    names = [
+        n
+        for n, d in DECLARATIONS.items()
+        if not (d.batch_dependent or d.needs_lengths) and n not in ("dr_grpo", "dapo")
+    ]
+    p = np.linspace(0.01, 0.99, 99)
+
+    def draw(R: int) -> Callable[[Axes], None]:
+        def panel(ax: Axes) -> None:
+            for index, name in enumerate(names):
+                weights = [weight_on(DECLARATIONS[name].function, float(x), R) for x in p]
+                ax.plot(p, weights, label=name, **(look(index) | {"marker": ""}))
+            ax.set_ylim(bottom=0)
+            close(ax, "success rate p of the problem", "weight on grad p")
+
+        return panel
+
+    caption = (
+        "E[sum A psi] / R = c(p) grad p, exact for binary rewards. Division by the standard deviation weighs hard "
+        "and easy problems up; the others treat all alike."
+    )
+    panels = tuple(Panel(f"R = {R}", f"weights at R = {R}", draw(R)) for R in Rs)
+    return Plot("weights", "The weight that an estimator puts on a problem.", caption, panels)
+
+
+def stages(enumerations: Sequence[Enumeration]) -> Plot:
+    longest = max(e.tokens_NT.shape[1] for e in enumerations)
+    shown = [e for e in enumerations if e.tokens_NT.shape[1] == longest]
+    found = [stage_bias(e) for e in shown]
+    variances = [stage_errors(e) for e in enumerations]
+
+    def bias(ax: Axes) -> None:
+        h = np.arange(longest)
+        spreads = np.array([spread_T for _, spread_T in found])
+        for index, spread_T in enumerate(spreads):
+            ax.plot(h, spread_T, color="0.75", linewidth=0.7, label="one problem" if index == 0 else None)
+        ax.plot(h, spreads.mean(axis=0), label="mean spread", **look(0))
+        ax.plot(h, np.mean([mean_T for mean_T, _ in found], axis=0), label="mean bias", **look(1))
+        ax.set_xticks(h)
+        close(ax, "stage h", "bias at the stage", 3)
+
+    def variance(ax: Axes) -> None:
+        base = np.array([v["less v(s_h)"] for v in variances])
+        for index, name in enumerate(CREDITS[:2]):
+            ratio = np.sort(np.array([v[name] for v in variances]) / base)
+            ax.plot(np.arange(1, len(ratio) + 1) / len(ratio), ratio, label=name, **(look(index) | {"marker": ""}))
+        ax.axhline(1, color="0.4", linestyle=DOTTED, linewidth=1)
+        ax.set_yscale("log")
+        close(ax, "share of problems", "variance / that with v(s_h)")
+
+    caption = (
+        f"Left: {len(shown)} problems of {longest} turns; the bias of a stage has mean zero and a spread that never "
+        f"falls. Right: variance of one rollout's gradient over {len(variances)} problems, beside that of G_h - "
+        "v(s_h)."
+    )
+    panels = (Panel("bias by stage", "bias by stage", bias), Panel("variance", "variance by credit", variance))
+    return Plot("stages", "Many turns.", caption, panels)

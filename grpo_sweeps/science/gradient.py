@@ -1,0 +1,150 @@
+"""Claims about the group's gradient: C5 (its norm), C14 (the factor (R-1)/R), C15 (the best baseline)."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import torch
+
+from grpo_sweeps.estimators import grpo
+from grpo_sweeps.science.binary import binomial
+from grpo_sweeps.science.claim import EXACT, Claim, Estimate, agreement, relative, worst
+from grpo_sweeps.science.prompts import Prompt
+
+
+def spread(k: np.ndarray | int, R: int) -> np.ndarray:
+    """s2 = k (R - k) / R^2, the variance (ddof 0) of the rewards of a group with k right."""
+    return np.asarray(k * (R - k) / R**2)
+
+
+def norm_by_k(o: Prompt, R: int, scaled: bool = False) -> np.ndarray:
+    """(R - 1,) E[||g||^2 | k] for k = 1 .. R - 1, g = sum_i A_i psi_i / R; `scaled`: A over the standard deviation.
+
+    Direct: second moments of the two classes, rollouts independent given k. `identity` has it in closed form.
+    """
+    (_, right_D, V_right), (_, wrong_D, V_wrong) = o.group(True), o.group(False)
+    found = []
+    for k in range(1, R):
+        A = grpo(torch.tensor([[1.0] * k + [0.0] * (R - k)], dtype=torch.float64)).numpy()[0] / R
+        if scaled:
+            A = A / np.sqrt(spread(k, R))
+        mean_D = A[:k].sum() * right_D + A[k:].sum() * wrong_D
+        found.append(mean_D @ mean_D + (A[:k] ** 2).sum() * V_right + (A[k:] ** 2).sum() * V_wrong)
+    return np.array(found)
+
+
+def identity(o: Prompt, R: int) -> np.ndarray:
+    """(R - 1,) s2^2 (D^2 + V+/k + V-/(R - k)), D = ||grad J|| / (p q)."""
+    k = np.arange(1, R)
+    p = o.e.J
+    D2 = o.signal / (p * (1 - p)) ** 2
+    return spread(k, R) ** 2 * (D2 + o.group(True)[2] / k + o.group(False)[2] / (R - k))
+
+
+def slope(norms: np.ndarray, R: int) -> float:
+    """Least-squares slope of log norm on log sqrt(s2) over k = 1 .. R - 1."""
+    x = 0.5 * np.log(spread(np.arange(1, R), R))
+    return float(np.polyfit(x, 0.5 * np.log(norms), 1)[0])
+
+
+def norms(prompts: Sequence[Prompt], Rs: Sequence[int], rng: np.random.Generator, draws: int) -> Claim:
+    """C5, on prompts with binary rewards."""
+    errors = [relative(norm_by_k(o, R), identity(o, R)) for o in prompts for R in Rs]
+    bounds = [np.sqrt(o.signal) / np.sqrt(o.e.sigma2 * o.e.largest_eigenvalue_F) for o in prompts]
+    R = max(Rs)
+    slopes = [slope(norm_by_k(o, R), R) for o in prompts]
+    scaled = [slope(norm_by_k(o, R, scaled=True), R) for o in prompts]
+    checks = [check for o in prompts for check in _drawn_norms(o, 4, rng, draws)]
+    return Claim(
+        "C5",
+        "Corollary 4.2",
+        "The norm of the gradient scales with sigma_r and vanishes as the number k of right rollouts nears 0 or R.",
+        "For binary rewards g = s2 (mean score of the right - mean score of the wrong), s2 = k(R-k)/R^2: the norm "
+        "is sqrt(s2) times noise or s2 times signal, a slope between 1 and 2 on sqrt(s2) (0 and 1 after division by "
+        "the standard deviation) where the two classes vary alike, and exactly zero at k = 0 and k = R only: one "
+        "right rollout of R has the advantage 1 - 1/R. What is true in general is ||grad J|| <= sigma sqrt(largest "
+        "eigenvalue of the score Fisher).",
+        f"E[||g||^2 | k] by classes against the closed form: {worst(errors):.1e}; slopes at R = {R}: "
+        f"{_listed(slopes)}, divided by the standard deviation {_listed(scaled)}; ||grad J|| is {_listed(bounds)} of "
+        "its bound",
+        agreement(checks),
+        "holds, corrected" if worst(errors) < EXACT and max(bounds) <= 1 else "does not hold",
+        worst(errors),
+    )
+
+
+def _listed(values: Sequence[float]) -> str:
+    return ", ".join(f"{value:.2f}" for value in values)
+
+
+def _drawn_norms(o: Prompt, R: int, rng: np.random.Generator, draws: int) -> list[tuple[Estimate, float]]:
+    """||g||^2 of drawn groups, by k, beside the exact mean."""
+    index = o.draw(draws, R, rng)
+    A = o.r_N[index] - o.r_N[index].mean(axis=1, keepdims=True)
+    grams = o.gram_NN[index[:, :, None], index[:, None, :]]
+    squares = np.einsum("mi,mij,mj->m", A, grams, A) / R**2
+    k, exact = o.r_N[index].sum(axis=1), norm_by_k(o, R)
+    return [(Estimate.of(squares[k == j]), float(exact[j - 1])) for j in range(1, R) if (k == j).sum() > 30]
+
+
+def factor_error(o: Prompt, R: int) -> float:
+    """Relative error of E g = (R-1)/R grad J: E over k of s2 (mean right - mean wrong)."""
+    p = o.e.J
+    difference_D = o.group(True)[1] - o.group(False)[1]
+    mean_D = float(binomial(R, p) @ spread(np.arange(R + 1), R)) * difference_D
+    return relative(mean_D, (R - 1) / R * o.grad_J_D)
+
+
+def own_reward(prompts: Sequence[Prompt], Rs: Sequence[int], rng: np.random.Generator, draws: int) -> Claim:
+    """C14."""
+    errors = [factor_error(o, R) for o in prompts for R in Rs]
+    checks = []
+    for o in prompts:
+        index = o.draw(draws, 2, rng)
+        A = grpo(torch.from_numpy(o.r_N[index])).numpy()
+        along = (A * (o.psi_ND @ o.grad_J_D)[index]).sum(axis=1) / 2
+        checks.append((Estimate.of(along), 0.5 * o.signal))
+    return Claim(
+        "C14",
+        "Section 9",
+        "The group mean contains the rollout's own reward, which makes a bias of order 1/R.",
+        "A factor and nothing else: E g = (R-1)/R grad J, the same direction. Leave-one-out has the factor 1.",
+        f"{len(errors)} prompts and group sizes, largest relative error {worst(errors):.1e}",
+        agreement(checks),
+        "holds, corrected" if worst(errors) < EXACT else "does not hold",
+        worst(errors),
+    )
+
+
+def best_baseline(o: Prompt) -> float:
+    """E[||psi||^2 r] / E[||psi||^2] (Greensmith, Bartlett and Baxter 2004)."""
+    return float(o.p_N @ (o.norms_N * o.r_N)) / o.e.trace_F
+
+
+def baseline_variance(o: Prompt, b: float) -> float:
+    """tr Var((r - b) psi)."""
+    return float(o.p_N @ ((o.r_N - b) ** 2 * o.norms_N)) - o.signal
+
+
+def baselines(prompts: Sequence[Prompt]) -> Claim:
+    """C15: the variance is a parabola in b, whose lowest point three of its values give."""
+    errors, excess = [], []
+    for o in prompts:
+        b = np.array([0.0, 0.5, 1.0])
+        a2, a1, _ = np.polyfit(b, [baseline_variance(o, x) for x in b], 2)
+        errors.append(relative(-a1 / (2 * a2), best_baseline(o)))
+        excess.append(baseline_variance(o, o.e.J) / baseline_variance(o, best_baseline(o)) - 1)
+    pairs = ", ".join(f"{o.e.J:.3f} / {best_baseline(o):.3f}" for o in prompts)
+    return Claim(
+        "C15",
+        "Section 5",
+        "The value is the baseline of least variance.",
+        "Of the constants for a prompt that do not depend on the sample the best for the trace of the variance is "
+        "E[||psi||^2 r] / E[||psi||^2]; the value is best only where reward and score norm are uncorrelated.",
+        f"value / best constant: {pairs}; the value's variance is up to {max(excess):.1%} above the best; lowest "
+        f"point of the parabola: {worst(errors):.1e}",
+        "",
+        "does not hold" if max(excess) > EXACT else "holds",
+        worst(errors),
+    )

@@ -1,0 +1,105 @@
+"""What a choice of estimator brings along, what it asks for, and what it refuses."""
+
+from __future__ import annotations
+
+import sys
+import types
+
+import pytest
+import torch
+from hydra import compose, initialize_config_dir
+from torch import Tensor
+
+from grpo_sweeps.config import FunctionConfig, RunConfig
+from grpo_sweeps.config_checks import GROUP_BASELINES, STEP_BASELINES, check_functions
+from grpo_sweeps.config_schema import register
+from grpo_sweeps.estimators import DECLARATIONS
+from grpo_sweeps.functions import load_estimator
+from grpo_sweeps.sweep.paths import conf_dir
+from grpo_sweeps.types import ConfigError
+
+REWARDS, LENGTHS = torch.tensor([[1.0, 0.0]], dtype=torch.float64), torch.tensor([[1, 3]])
+
+
+def composed(*overrides: str) -> RunConfig:
+    register()
+    with initialize_config_dir(str(conf_dir()), version_base="1.3"):
+        return RunConfig.from_composed(compose("config", overrides=list(overrides)))
+
+
+@pytest.mark.parametrize("name", DECLARATIONS)
+def test_a_choice_brings_its_aggregation_unless_the_command_says_otherwise(name: str) -> None:
+    wanted = {"dr_grpo": "constant", "dapo": "token_mean"}.get(name, "sum")
+    assert composed(f"estimator={name}").aggregation == wanted
+    assert composed(f"estimator={name}", "aggregation=length").aggregation == "length"
+    assert composed("aggregation=length", f"estimator={name}").aggregation == "length"
+
+
+def test_the_lists_of_the_checks_are_those_declared() -> None:
+    paths = {name: f"{one.function.__module__}.{name}" for name, one in DECLARATIONS.items()}
+    assert set(GROUP_BASELINES) == {paths[name] for name, one in DECLARATIONS.items() if one.least_R == 2}
+    assert set(STEP_BASELINES) == {paths[name] for name, one in DECLARATIONS.items() if one.least_N == 2}
+
+
+def of_rewards(rewards_GR: Tensor, factor: float = 1.0) -> Tensor:
+    return factor * rewards_GR
+
+
+def of_both(rewards_GR: Tensor, factor: float = 1.0, *, lengths_GR: Tensor) -> Tensor:
+    return factor * rewards_GR / lengths_GR
+
+
+def if_there(rewards_GR: Tensor, lengths_GR: Tensor | None = None) -> Tensor:
+    return rewards_GR if lengths_GR is None else rewards_GR + lengths_GR
+
+
+def any_keys(rewards_GR: Tensor, **others: Tensor) -> Tensor:
+    assert not others
+    return rewards_GR
+
+
+def lengths_first(lengths_GR: Tensor, rewards_GR: Tensor) -> Tensor:
+    return rewards_GR
+
+
+@pytest.fixture(autouse=True)
+def own_estimators(monkeypatch: pytest.MonkeyPatch) -> None:
+    module = types.ModuleType("own_estimators")
+    for function in (of_rewards, of_both, if_there, any_keys, lengths_first):
+        setattr(module, function.__name__, function)
+    monkeypatch.setitem(sys.modules, "own_estimators", module)
+
+
+@pytest.mark.parametrize(
+    ("name", "wanted"),
+    [("of_rewards", [2.0, 0.0]), ("of_both", [2.0, 0.0]), ("if_there", [2.0, 3.0]), ("any_keys", [1.0, 0.0])],
+)
+def test_lengths_are_given_to_those_that_name_them(name: str, wanted: list[float]) -> None:
+    kwargs = {"factor": 2.0} if name.startswith("of") else {}
+    estimator = load_estimator(FunctionConfig(f"own_estimators.{name}", kwargs))
+    assert estimator(REWARDS, LENGTHS).flatten().tolist() == wanted
+
+
+@pytest.mark.parametrize("name", ["of_rewards", "of_both", "if_there", "any_keys"])
+def test_the_check_before_the_start_knows_that_too(name: str) -> None:
+    check_functions(composed("estimator=custom", f"estimator._target_=own_estimators.{name}"))
+
+
+@pytest.mark.parametrize(
+    ("overrides", "words"),
+    [
+        (["estimator=opo", "+estimator.lengths_GR=3"], r"estimator.lengths_GR=3: each step gives it; drop it with ~"),
+        (
+            ["estimator=custom", "estimator._target_=own_estimators.of_both", "+estimator.q=1"],
+            r"estimator.q=1: .*\(allowed: factor\)",
+        ),
+        (["estimator=custom", "estimator._target_=own_estimators.lengths_first"], "multiple values.*'lengths_GR'"),
+    ],
+)
+def test_keys_that_do_not_fit_are_refused(overrides: list[str], words: str) -> None:
+    with pytest.raises(ConfigError, match=words):
+        check_functions(composed(*overrides))
+
+
+def test_a_built_in_function_is_taken_to_want_the_rewards_alone() -> None:
+    assert torch.equal(load_estimator(FunctionConfig("torch.clone"))(REWARDS, LENGTHS), REWARDS)
