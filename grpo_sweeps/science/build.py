@@ -13,7 +13,6 @@ import numpy as np
 import pandas as pd
 from jinja2 import ChoiceLoader, Environment, PackageLoader, StrictUndefined
 
-from grpo_sweeps.estimators import grpo, grpo_std, reinforce, rloo
 from grpo_sweeps.estimators.declared import DECLARATIONS
 from grpo_sweeps.exact import Enumeration, SoftmaxPolicy, TokenReward, binary, several_prompts
 from grpo_sweeps.report.drawing import Plot, render
@@ -24,13 +23,14 @@ from grpo_sweeps.science.budget import Budget
 from grpo_sweeps.science.claim import EXACT, Claim, Z
 from grpo_sweeps.science.figures import Curves
 from grpo_sweeps.science.prompts import Prompt
-from grpo_sweeps.science.whole_step import drawn
+from grpo_sweeps.science.whole_step import Ascent, drawn, gradient_of, oracle_step
 
 RS = (2, 4, 8)
 BUDGET_RS = (2, 4, 8, 16, 32)
 ROLLOUTS = 64  # of a step, where the budget is fixed
-EXACT_IN_FIGURES = {"group mean": grpo, "leave-one-out": rloo, "std": grpo_std, "REINFORCE": reinforce}
-DRAWN_IN_FIGURES = ("batch_mean", "reinforce_plus_plus", "reinforce_plus_plus_baseline", "opo")
+BY_GROUP = ("grpo", "rloo", "grpo_std", "reinforce")  # a group's rewards decide: exact
+BY_STEP = ("batch_mean", "reinforce_plus_plus", "reinforce_plus_plus_baseline", "opo")  # drawn
+STEP_LENGTH = 0.3  # of the steps whose gain is shown, in parameter space
 TONES = {
     "holds": ("yes", "✓"),
     "holds, corrected": ("yes", "✓"),
@@ -55,7 +55,7 @@ class Options:
     prompts: int = 4
     seed: int = 0
     draws: int = 20_000
-    steps: int = 400
+    steps: int = 200
     out: str = "reports/theory"
 
 
@@ -101,28 +101,31 @@ def judge(options: Options, found: dict[str, list[Enumeration]], turns: Sequence
     return claims
 
 
-def curves_of(one: Budget, options: Options) -> Curves:
-    """Quality by estimator and R at the fixed budget."""
+def budget_plot(options: Options, one: Budget) -> Plot:
+    """Exact and drawn curves by estimator and R, and what a step of each gains."""
     rng = np.random.default_rng(options.seed + 1)
-    curves: Curves = {
-        name: {R: one.of(estimator, R, ROLLOUTS) for R in BUDGET_RS} for name, estimator in EXACT_IN_FIGURES.items()
+    exact: Curves = {
+        name: {R: one.of(DECLARATIONS[name].function, R, ROLLOUTS) for R in BUDGET_RS} for name in BY_GROUP
     }
-    curves["oracle value"] = {R: one.oracle(R, ROLLOUTS) for R in BUDGET_RS}
-    for name in DRAWN_IN_FIGURES:
-        curves[f"{name} (drawn)"] = {
-            R: drawn(one, DECLARATIONS[name], R, ROLLOUTS, options.steps, rng) for R in BUDGET_RS
-        }
-    return curves
+    exact["oracle value"] = {R: one.oracle(R, ROLLOUTS) for R in BUDGET_RS}
+    steps = {name: gradient_of(DECLARATIONS[name]) for name in (*BY_GROUP, *BY_STEP)} | {"oracle value": oracle_step}
+    curves: Curves = {
+        name: {R: drawn(one, steps[name], R, ROLLOUTS, options.steps, rng) for R in BUDGET_RS} for name in BY_STEP
+    }
+    ascent = Ascent(policy_of(options, options.seed), one, STEP_LENGTH)
+    gains = {
+        name: {R: ascent.share(step, R, ROLLOUTS, options.steps, rng) for R in BUDGET_RS}
+        for name, step in steps.items()
+    }
+    return figures.by_group_size(exact, curves, gains, one, ROLLOUTS)
 
 
 def plots_of(options: Options, found: dict[str, list[Enumeration]], turns: Sequence[Enumeration]) -> list[Plot]:
     first = tuple(Prompt(e) for e in next(iter(found.values())))
     one = Budget(first)
     return [
-        figures.by_group_size(curves_of(one, options), one, ROLLOUTS),
-        figures.to_oracle(
-            one, (*RS, 16, 32, 64), {name: EXACT_IN_FIGURES[name] for name in ("group mean", "leave-one-out", "std")}
-        ),
+        budget_plot(options, one),
+        figures.to_oracle(one, (*RS, 16, 32, 64), {name: DECLARATIONS[name].function for name in BY_GROUP[:3]}),
         figures.norm_and_k(first, max(RS)),
         figures.problem_weights(),
         figures.stages(turns),

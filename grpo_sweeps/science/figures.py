@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 import seaborn as sns
 from matplotlib.axes import Axes
+from matplotlib.ticker import FuncFormatter, LogLocator, NullLocator
 
 from grpo_sweeps.estimators.declared import DECLARATIONS, weight_on
 from grpo_sweeps.exact import Enumeration
@@ -26,12 +27,16 @@ def look(index: int) -> dict[str, Any]:
     return {"color": COLOURS[index % 10], "linestyle": LINES[index % 6], "marker": MARKERS[index % 6]}
 
 
-def close(ax: Axes, x: str, y: str, columns: int = 2) -> None:
+def close(ax: Axes, x: str, y: str) -> None:
     ax.set_xlabel(x)
     ax.set_ylabel(y)
+    if ax.get_yscale() == "log":
+        ax.yaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
+        ax.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
+        ax.yaxis.set_minor_locator(NullLocator())
     if ax.get_legend_handles_labels()[1]:
         ax.legend(
-            loc="lower center", bbox_to_anchor=(0.5, 1.0), ncols=columns, frameon=False, fontsize=7, handlelength=2.6,
+            loc="lower center", bbox_to_anchor=(0.5, 1.0), ncols=2, frameon=False, fontsize=7, handlelength=2.6,
             columnspacing=1.0, borderaxespad=0.2,
         )  # fmt: skip
 
@@ -42,36 +47,40 @@ def logarithmic_R(ax: Axes, Rs: Sequence[int]) -> None:
     ax.minorticks_off()
 
 
-def by_group_size(curves: Curves, budget: Budget, N: int) -> Plot:
-    """MSE and cosine against R at N rollouts a step."""
-    Rs = sorted({R for one in curves.values() for R in one})
+def by_group_size(exact: Curves, drawn: Curves, gains: dict[str, dict[int, float]], budget: Budget, N: int) -> Plot:
+    """MSE, cosine and gain against R at N rollouts a step."""
     signal = float(budget.target_D @ budget.target_D)
 
-    def draw(value: Callable[[Quality], float], label: str, optimum: bool) -> Callable[[Axes], None]:
+    def draw(curves: Mapping[str, Mapping[int, Any]], value: Callable[[Any], float], label: str, log: bool) -> Any:
         def panel(ax: Axes) -> None:
             for index, (name, one) in enumerate(curves.items()):
                 ax.plot(list(one), [value(q) for q in one.values()], label=name, **look(index))
-            if optimum:
-                ax.axvline(budget.best_R, color="0.4", linestyle=DOTTED, linewidth=1, label="R* of leave-one-out")
+            if log:
                 ax.set_yscale("log")
-            logarithmic_R(ax, Rs)
+            if curves is exact and log:
+                ax.axvline(budget.best_R, color="0.4", linestyle=DOTTED, linewidth=1, label="R* of leave-one-out")
+            logarithmic_R(ax, sorted({R for one in curves.values() for R in one}))
             close(ax, "rollouts of a group, R", label)
 
         return panel
 
+    error, cosine = "MSE / ||grad J||²", "cosine with grad J"
+    some = {name: gains[name] for name in exact}
+    others = {name: gains[name] for name in drawn}
     panels = (
-        Panel("mean squared error", "error against R", draw(lambda q: q.mse / signal, "MSE / ||grad J||²", True)),
-        Panel("cosine", "cosine against R", draw(lambda q: q.cosine, "cosine with grad J", False)),
-        Panel(
-            "one step", "improvement against R",
-            draw(lambda q: np.sign(q.cosine) * q.cosine**2, "improvement, of the exact step's", False),
-        ),
-    )  # fmt: skip
+        Panel("error, exact", "error against R", draw(exact, lambda q: q.mse / signal, error, True)),
+        Panel("error, drawn", "error against R", draw(drawn, lambda q: q.mse / signal, error, True)),
+        Panel("cosine, exact", "cosine against R", draw(exact, lambda q: q.cosine, cosine, False)),
+        Panel("cosine, drawn", "cosine against R", draw(drawn, lambda q: q.cosine, cosine, False)),
+        Panel("one step", "gain against R", draw(some, float, "gain / that along grad J", False)),
+        Panel("one step", "gain against R", draw(others, float, "gain / that along grad J", False)),
+    )
     caption = (
-        f"{N} rollouts a step over {len(budget.prompts)} prompts: error against the gradient of the average "
-        "objective, cosine of the mean step over the root mean square norm, and its square, the gain of one step of "
-        "the best length under isotropic curvature as a share of the exact gradient's. Estimators that need the "
-        "whole step are drawn."
+        f"{N} rollouts a step over {len(budget.prompts)} prompts. Error against the gradient of the average "
+        "objective; cosine of the mean step over the root mean square norm; gain in mean reward of a step of fixed "
+        "length, over that along grad J, of drawn steps. Left: estimators that a group decides; right: those that "
+        "need the whole step or lengths, drawn. The group mean and leave-one-out differ by a factor: the same "
+        "cosine."
     )
     return Plot("budget", "The estimators at a fixed number of rollouts.", caption, panels)
 
@@ -107,10 +116,9 @@ def norm_and_k(prompts: Sequence[Prompt], R: int) -> Plot:
                 ax.plot(x[order], np.sqrt(norms)[order], label=label, **(look(index) | {"linestyle": ""}))
             ax.set_xscale("log")
             ax.set_yscale("log")
-            ticks = sorted(set(np.round(x, 3)))
-            ax.set_xticks(ticks, [f"{tick:.2f}" for tick in ticks])
+            ax.set_xticks(x[: R // 2], [str(k) for k in range(1, R // 2 + 1)])
             ax.minorticks_off()
-            close(ax, "standard deviation of the group's rewards", "root mean square norm")
+            close(ax, f"min(k, {R} - k), by the rewards' standard deviation", "root mean square norm")
 
         return panel
 
@@ -165,7 +173,7 @@ def stages(enumerations: Sequence[Enumeration]) -> Plot:
         ax.plot(h, spreads.mean(axis=0), label="mean spread", **look(0))
         ax.plot(h, np.mean([mean_T for mean_T, _ in found], axis=0), label="mean bias", **look(1))
         ax.set_xticks(h)
-        close(ax, "stage h", "bias at the stage", 3)
+        close(ax, "stage h", "bias at the stage")
 
     def variance(ax: Axes) -> None:
         base = np.array([v["less v(s_h)"] for v in variances])

@@ -4,18 +4,19 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+import torch
 
 from grpo_sweeps.estimators import grpo, grpo_std, reinforce, rloo
 from grpo_sweeps.estimators.declared import DECLARATIONS
-from grpo_sweeps.exact import mse_over_prompts, one_group_weights
+from grpo_sweeps.exact import SoftmaxPolicy, mse_over_prompts, one_group_weights
 from grpo_sweeps.science.budget import Budget, rescaled, two_budgets
-from grpo_sweeps.science.whole_step import drawn
+from grpo_sweeps.science.whole_step import Ascent, drawn, gradient_of, oracle_step
 
 
 @pytest.mark.parametrize("name", ["grpo", "rloo", "grpo_std", "reinforce"])
 def test_exact_quality_against_drawn_steps(prompts, rng, name):
     one, function = Budget(tuple(prompts)), DECLARATIONS[name].function
-    exact, found = one.of(function, 4, 16), drawn(one, DECLARATIONS[name], 4, 16, 3000, rng)
+    exact, found = one.of(function, 4, 16), drawn(one, gradient_of(DECLARATIONS[name]), 4, 16, 3000, rng)
     assert found.mse == pytest.approx(exact.mse, rel=0.1)
     assert found.cosine == pytest.approx(exact.cosine, abs=0.05)
 
@@ -42,6 +43,24 @@ def test_prompts_alike_have_no_best_group_size(prompts):
     assert alike.between == pytest.approx(0, abs=1e-12)
     with pytest.raises(ValueError, match="beyond 100"):
         Budget((prompts[0],)).found_R(64)
+
+
+def test_drawn_steps_of_the_oracle(prompts, rng):
+    one = Budget(tuple(prompts))
+    assert drawn(one, oracle_step, 4, 16, 3000, rng).mse == pytest.approx(one.oracle(4, 16).mse, rel=0.1)
+
+
+def test_a_short_step_gains_its_product_with_the_gradient(prompts, rng):
+    """To first order, and the policy that was handed in is left alone."""
+    policy = SoftmaxPolicy(prompts=3, tokens=3, max_length=3, seed=4)
+    before = [p.clone() for p in policy.parameters()]
+    one, length = Budget(tuple(prompts)), 1e-5
+    ascent = Ascent(policy, one, length)
+    for direction in (one.target_D, -one.target_D, rng.normal(size=len(one.target_D))):
+        expected = float(direction @ one.target_D) / np.linalg.norm(direction) * length
+        assert ascent.gain(direction) == pytest.approx(expected, rel=1e-2, abs=1e-9)
+    assert ascent.gain(0 * one.target_D) == 0
+    assert all(torch.equal(a, b) for a, b in zip(before, policy.parameters(), strict=True))
 
 
 def test_rescaling_is_leave_one_out(prompts):
