@@ -37,6 +37,8 @@ GROUP_BASELINES = (
 # Those whose baseline is the step's mean: the same with one rollout in the whole step.
 STEP_BASELINES = tuple(f"grpo_sweeps.estimators.batch.{name}" for name in ("batch_mean", "reinforce_plus_plus"))
 GSM8K = "grpo_sweeps.tasks.gsm8k.gsm8k"
+MOST_ROLLOUTS = 65_536  # of a group, and groups of a step: more is a slip of the finger that fills the memory
+MOST_LORA = 4096  # wider than most models
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
 HUB_ID = re.compile(r"[\w.-]+(/[\w.-]+)?")
 DEVICE = re.compile(r"auto|cpu|cuda(:\d+)?")
@@ -169,6 +171,11 @@ def _at_least(key: str, value: float, least: float) -> None:
         _fail(key, value, f"at least {least} is needed")
 
 
+def _at_most(key: str, value: float, most: float) -> None:
+    if value > most:
+        _fail(key, value, f"at most {most} is allowed")
+
+
 def _check_finite(config: RunConfig) -> None:
     for key, value in flatten(to_mapping(config)).items():
         for item in value if isinstance(value, list) else [value]:
@@ -178,6 +185,8 @@ def _check_finite(config: RunConfig) -> None:
 
 def _check_top(config: RunConfig) -> None:
     _at_least("R", config.R, 1)
+    _at_most("R", config.R, MOST_ROLLOUTS)
+    _at_most("trainer.prompts", config.trainer.prompts, MOST_ROLLOUTS)
     if not 0 <= config.seed < 2**32:
         _fail("seed", config.seed, "an integer from 0 to 4294967295 is needed")
     check_sweep_name(config.sweep)
@@ -191,9 +200,13 @@ def _check_runs_dir(runs_dir: str, sweep: str) -> None:
     if not runs_dir:
         _fail("runs_dir", runs_dir, allowed)
     path = Path(runs_dir) / sweep
-    nearest = next(place for place in (path, *path.parents) if os.path.lexists(place))
-    if not nearest.is_dir():
-        _fail("runs_dir", runs_dir, f"{allowed}, and {nearest} is none")
+    try:
+        (path / "identity").exists()
+        nearest = next(place for place in (path, *path.parents) if os.path.lexists(place))
+        if not nearest.is_dir():
+            _fail("runs_dir", runs_dir, f"{allowed}, and {nearest} is none")
+    except OSError as error:  # a name that is too long, a loop of links
+        _fail("runs_dir", f"{runs_dir[:80]}...", f"{allowed} ({error.strerror})")
     try:
         with tempfile.TemporaryFile(dir=nearest):
             pass
@@ -205,6 +218,7 @@ def _check_model(model: ModelConfig) -> None:
     _one_of("model.dtype", model.dtype, DTYPES)
     _one_of("model.attention", model.attention, ATTENTIONS)
     _at_least("model.lora.r", model.lora.r, 0)
+    _at_most("model.lora.r", model.lora.r, MOST_LORA)
     if model.lora.r and find_spec("peft") is None:
         _fail(
             "model.lora.r",

@@ -34,19 +34,26 @@ def main(argv: Sequence[str] | None = None) -> int:
         say(f"error: {error}")
     except (HydraException, OmegaConfBaseException, YAMLError) as error:
         say(f"error: {explain(error)}")
-    except ValueError as error:
-        if "Config group override must be" not in str(
-            error
-        ):  # the one error of a command line that Hydra gives no class
-            raise
-        say(f"error: {explain(error)}")
     except RunFailed as failed:
         return exit_code(failed.results)
     except KeyboardInterrupt:
         return 130
     except SystemExit as leaving:  # --help, --cfg and the like
         return leaving.code if isinstance(leaving.code, int) else int(leaving.code is not None)
+    except Exception as error:
+        if not _of_the_command_line(error):
+            raise
+        say(f"error: {explain(error)}")
     return 2
+
+
+def _of_the_command_line(error: BaseException) -> bool:
+    """Was it raised in Hydra or OmegaConf, to which some bad commands are plain ValueErrors and TypeErrors?"""
+    trace = error.__traceback__
+    while trace is not None and trace.tb_next is not None:
+        trace = trace.tb_next
+    module = "" if trace is None else str(trace.tb_frame.f_globals.get("__name__", ""))
+    return module.split(".")[0] in ("hydra", "omegaconf")
 
 
 def _run(argv: Sequence[str]) -> int:

@@ -9,6 +9,7 @@ on a terminal while something runs or waits; Ctrl-C ends it and nothing else. Ex
 from __future__ import annotations
 
 import json
+import os
 import sys
 import time
 from collections.abc import Sequence
@@ -29,7 +30,15 @@ COLOURS = {
 def main(argv: Sequence[str] | None = None) -> int:
     """Print the table (or JSON) and return the exit code."""
     try:
-        options = _options(sys.argv[1:] if argv is None else argv)
+        return _main(sys.argv[1:] if argv is None else argv)
+    except BrokenPipeError:  # `| head` has seen enough; what Python still wants to flush goes nowhere
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 0
+
+
+def _main(argv: Sequence[str]) -> int:
+    try:
+        options = _options(argv)
         if options["watch"] == "true" and sys.stdout.isatty():
             return _watch(Path(options["runs_dir"]), options["sweep"])
         rows = collect(Path(options["runs_dir"]), options["sweep"])
@@ -47,6 +56,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     for row in rows:
         if row.damage:
             say(row.damage)
+    sys.stdout.flush()
     return 0
 
 

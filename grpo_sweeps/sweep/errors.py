@@ -7,6 +7,8 @@ import re
 from collections.abc import Iterable, Iterator
 from typing import Any
 
+from omegaconf.errors import OmegaConfBaseException
+
 from grpo_sweeps.config import NOT_OFFERED
 
 OPEN_GROUPS = ("task", "reward", "estimator")
@@ -81,6 +83,8 @@ def _wrong_type(item: BaseException, error: BaseException) -> str | None:
         return f"{key}={shown}: true or false is expected"
     if "is not a ListConfig" in text:
         return f"{key}={shown}: a list is expected, such as {key}=[a,b]"
+    if "NoneType is not a subclass of" in text:
+        return f"{key}=null: a value is needed, null is not allowed"
     if "is not a subclass of" in text:
         keys = ", ".join(_keys(_child(item, str(key)))) or "KEY"
         return f"{key}={shown}: a group of keys is expected, not a single value; set {key}.KEY=VALUE (keys: {keys})"
@@ -195,7 +199,7 @@ def _already_there(item: BaseException, error: BaseException) -> str | None:
             f"+{found.group(1) or found.group(2)}: has a choice already; write "
             f"{found.group(1) or found.group(2)}=CHOICE without the +"
         )
-    if "Config group override must be a string" in text:
+    if "Config group override must be a string" in text or isinstance(item, TypeError):
         return f"{_flat(text)}: a group takes the name of a choice, GROUP=CHOICE; see --help"
     return None
 
@@ -211,7 +215,13 @@ def _given_value(error: BaseException) -> str:
 def _child(item: BaseException, key: str) -> Any:
     """The node that the failed assignment was aimed at."""
     parent = getattr(item, "parent_node", None)
-    return parent._get_node(key.rsplit(".", 1)[-1]) if parent is not None else None
+    last = key.rsplit(".", 1)[-1]
+    if parent is None or not hasattr(parent, "_get_node"):
+        return None
+    try:
+        return parent._get_node(int(last.strip("[]")) if last.strip("[]").isdigit() else last)
+    except (KeyError, IndexError, OmegaConfBaseException):
+        return None
 
 
 def _keys(node: Any) -> list[str]:

@@ -68,6 +68,7 @@ def plan(
     check_launch(redo, wait, on_nodes, bool(composed[0].get("require_clean")) and provenance.dirty())
     for config in configs:
         check(config)
+    _check_one_place(configs)
     names = display_names(configs, overrides)
     kept, notes = _distinct(configs, names)
     for config in _distinct_functions(kept):
@@ -105,7 +106,7 @@ def launch(
     """
     if plan.dry_run:
         _print_grid(plan, params or {})
-        return [_not_started(run) for run in plan.runs]
+        return [replace(_not_started(run), state="queued") for run in plan.runs]  # looked at: none is a failure
     if jobs_copy and plan.due:
         _prepare_store(plan)
     with Opening(plan) as opening:
@@ -197,6 +198,15 @@ def to_server(config: RunConfig) -> bool:
     return config.tracking.kind == "mlflow" and resolve_uri(config.tracking.uri).startswith(("http://", "https://"))
 
 
+def _check_one_place(configs: Sequence[RunConfig]) -> None:
+    """One lock, one list of jobs and one copy in MLflow serve all runs of a command."""
+    for key in ("sweep", "runs_dir", "tracking"):
+        values = list(dict.fromkeys(getattr(config, key) for config in configs))
+        if len(values) > 1:
+            given = ",".join(str(value) for value in values[:3]) if key != "tracking" else "..."
+            raise ConfigError(f"{key}={given}: the same for all runs of a command is needed; give one command for each")
+
+
 def _distinct(configs: Sequence[RunConfig], names: Sequence[str]) -> tuple[list[tuple[RunConfig, str]], list[str]]:
     """Runs given twice (x=1,1) are kept once; runs that share an identity but not their configuration are refused."""
     seen: dict[str, tuple[RunConfig, str]] = {}
@@ -210,6 +220,11 @@ def _distinct(configs: Sequence[RunConfig], names: Sequence[str]) -> tuple[list[
             continue
         one, other = flatten(to_mapping(first[0])), flatten(to_mapping(config))
         keys = [key for key in one if one[key] != other.get(key) and is_irrelevant(key, config)]
+        if keys == ["trainer.steps"]:
+            raise ConfigError(
+                f"trainer.steps={one[keys[0]]},{other[keys[0]]}: with trainer.schedule={config.trainer.schedule} a "
+                f"longer run is the shorter one taken further, so both are the same run; give the larger number"
+            )
         raise ConfigError(
             f"{keys[0]}={shown(one[keys[0]])},{shown(other[keys[0]])}: cannot be an axis of a sweep, because it "
             f"does not change a run's result "

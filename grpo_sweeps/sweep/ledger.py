@@ -5,13 +5,13 @@
 | nothing, or something that made no step | start |
 | queued or running: a living process, or a job that SLURM's queue knows | skip |
 | finished, with as many steps as are asked for | skip |
-| finished, with fewer | continue |
-| interrupted or killed, by the same commit | continue from the last checkpoint |
-| interrupted or killed, by another commit (stale) | skip, and say so |
+| finished with fewer, interrupted or killed, by the same commit | continue from the last checkpoint |
+| the same by another commit (stale) | skip, and say so |
 | failed | skip, and say so |
+| records without a status that can be read | skip, and say so |
 
-`redo` starts afresh: `failed` those that failed, `stale` those made by another commit, `all` every one that is not
-alive. The folder that is replaced is moved aside, not deleted.
+`redo` starts afresh: `failed` those that failed or whose status is lost, `stale` those made by another commit, `all`
+every one that is not alive. The folder that is replaced is moved aside, not deleted.
 """
 
 from __future__ import annotations
@@ -24,6 +24,7 @@ from pathlib import Path
 from typing import Literal
 
 from grpo_sweeps.sweep.queue import Answer, Queue, main_id, noted_jobs
+from grpo_sweeps.tracking.lines import METRICS
 from grpo_sweeps.tracking.status import RecordError, RunStatus, process_lives, process_started, read_status
 
 Action = Literal["skip", "start", "continue", "redo"]
@@ -51,9 +52,10 @@ def status_or_none(run_dir: Path) -> RunStatus | None:
 
 def decide(run_dir: Path, steps: int, redo: str | None, commit: str | None, queue: Queue | None = None) -> Decision:
     """Compare what is asked for (`steps` updates, `redo`) with the run's status."""
-    status = status_or_none(run_dir)
-    if status is None:
-        return Decision("start", "new")
+    try:
+        status = read_status(run_dir)
+    except RecordError as error:
+        return _without_status(run_dir, str(error).rstrip("."), redo)
     life = where_alive(status, noted_jobs(run_dir.parent), queue)
     if life:
         state = "running" if status.state == "running" and not status.stale() else "queued"
@@ -68,12 +70,24 @@ def decide(run_dir: Path, steps: int, redo: str | None, commit: str | None, queu
     if status.state == "finished":
         if status.step >= steps:
             return Decision("skip", f"finished already ({status.step} steps)", "finished")
-        return Decision("continue", f"was {at} of {status.total}{by}")
+        if other_commit:
+            return Decision("skip", f"stale: {at} of {status.total}{by}; redo=stale makes it afresh", "stale")
+        return Decision("continue", f"was {at} of {status.total}")
     if status.step == 0:
         return Decision("start", f"was {status.state} before its first step")
     if other_commit:
         return Decision("skip", f"stale: {at} of {status.total}{by}; redo=stale makes it afresh", "stale")
     return Decision("continue", f"was {at} of {status.total}")
+
+
+def _without_status(run_dir: Path, problem: str, redo: str | None) -> Decision:
+    """Of a run whose status is lost: by whom and how far its records were made is not known, so nothing is added."""
+    records = run_dir / METRICS
+    if not records.exists() or not records.stat().st_size:
+        return Decision("start", "new")
+    if redo in ("all", "failed"):
+        return Decision("redo", f"has records, but {problem}")
+    return Decision("skip", f"has records, but {problem}; redo=failed makes it afresh", "failed")
 
 
 def where_alive(status: RunStatus, jobs: Container[str] | None = None, queue: Queue | None = None) -> str:

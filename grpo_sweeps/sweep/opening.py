@@ -132,7 +132,8 @@ def _queued(run: PlannedRun, command: str) -> RunStatus:
 
 
 def _text_or_none(path: Path) -> str | None:
+    """Bytes that are no text are replaced: such a file was damaged before."""
     try:
-        return path.read_text(encoding="utf-8")
+        return path.read_text(encoding="utf-8", errors="replace")
     except FileNotFoundError:
         return None

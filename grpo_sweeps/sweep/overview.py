@@ -17,6 +17,7 @@ from grpo_sweeps.sweep.paths import sweep_folder, sweep_names
 from grpo_sweeps.sweep.queue import noted_jobs
 from grpo_sweeps.sweep.recent import last_lines, step_seconds
 from grpo_sweeps.tracking.lines import METRICS
+from grpo_sweeps.tracking.status import FILE_NAME as STATUS
 from grpo_sweeps.tracking.status import RecordError, RunStatus, read_status
 
 PACE_STEPS = 10
@@ -60,11 +61,16 @@ def collect(runs_dir: Path, sweep: str | None = None) -> list[Row]:
     """The rows of one sweep, or of all, in the order of their names. Raises ConfigError where there is nothing to
     read."""
     names = sweep_names(runs_dir) if sweep is None else [sweep_folder(runs_dir, sweep).name]
-    folders = [path for name in names for path in (runs_dir / name).iterdir() if (path / "status.json").is_file()]
+    folders = [path for name in names for path in (runs_dir / name).iterdir() if _holds_a_run(path)]
     ask_queue(folders)
     jobs = {name: noted_jobs(runs_dir / name) for name in names}
     rows = (_row(path, jobs[path.parent.name]) for path in folders)
     return sorted(rows, key=lambda row: (row.sweep, _natural(row.name), row.identity))
+
+
+def _holds_a_run(path: Path) -> bool:
+    """Records without a status are a run as well: what is wrong with it is shown."""
+    return not path.name.startswith(".") and any((path / name).exists() for name in (STATUS, METRICS))
 
 
 def _row(run_dir: Path, jobs: frozenset[str]) -> Row:

@@ -131,6 +131,7 @@ def noted_jobs(sweep_folder: Path) -> frozenset[str]:
     whether it lives, and what to cancel, must not be asked of the allocation.
     """
     try:
-        return frozenset((sweep_folder / JOBS_FILE).read_text(encoding="utf-8").split())
-    except FileNotFoundError:
+        words = (sweep_folder / JOBS_FILE).read_text(encoding="utf-8", errors="replace").split()
+    except OSError:  # none, or nothing that can be read: then the status files are all there is to go by
         return frozenset()
+    return frozenset(word for word in words if word.isdigit())

@@ -21,6 +21,7 @@ from typing import Any
 from grpo_sweeps.sweep.execute import RunResult
 from grpo_sweeps.sweep.job import GRACE_S, RunJob
 from grpo_sweeps.sweep.launch import interruptible, to_server
+from grpo_sweeps.sweep.launcher_values import check_values
 from grpo_sweeps.sweep.ledger import status_or_none
 from grpo_sweeps.sweep.opening import Opening
 from grpo_sweeps.sweep.planned import Plan, PlannedRun
@@ -54,6 +55,7 @@ TASKS = re.compile(r"--(ntasks(?:-per-\w+)?|nodes)(?:[= ](.*))?|-([nN])[= ]?(.*)
 
 def check_slurm(params: Mapping[str, Any]) -> None:
     """What must hold before anything is submitted. Raises ConfigError."""
+    check_values(params)
     _check_tasks(params)
     missing = [tool for tool in ("sbatch", "srun") if shutil.which(tool) is None]
     if missing:
@@ -68,6 +70,7 @@ def check_slurm(params: Mapping[str, Any]) -> None:
 
 def check_local(params: Mapping[str, Any]) -> None:
     """What must hold before anything is started. Raises ConfigError."""
+    check_values(params)
     _check_tasks(params)
     gpu_slots(params)
 
@@ -78,8 +81,6 @@ def gpu_slots(params: Mapping[str, Any]) -> list[list[int]]:
     `gpus_per_node` null: one GPU a run where there are some. `parallel_jobs` null: as many runs as there are GPUs for.
     """
     wanted, parallel = params.get("gpus_per_node"), params.get("parallel_jobs")
-    if parallel is not None and parallel < 1:
-        raise ConfigError(f"hydra.launcher.parallel_jobs={parallel}: a number of at least 1 is needed, or null")
     gpus = [] if wanted == 0 else visible_gpus()
     per_run = int(wanted) if wanted is not None else min(1, len(gpus))
     if per_run > len(gpus):
@@ -117,7 +118,8 @@ def start_slurm(plan: Plan, opening: Opening, params: Mapping[str, Any], poll_s:
         say(f"not waiting: the jobs go on{copied if config.tracking.kind == 'mlflow' else ''}")
         return results
     try:
-        return results + wait(waiting, poll_s)
+        with interruptible():  # `kill` of this command as well
+            return results + wait(waiting, poll_s)
     except KeyboardInterrupt:
         say(f"no longer waiting: the jobs go on; end them with python -m grpo_sweeps.cancel {where}")
         raise

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import itertools
 from typing import Any
 
 from hydra._internal.core_plugins.basic_sweeper import BasicSweeper
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.core.utils import JobStatus
+
+MOST_RUNS = 10_000  # of one command: more is a slip of the finger, and would be composed for hours
 
 
 class GrpoSweeper(BasicSweeper):
@@ -20,6 +23,17 @@ class GrpoSweeper(BasicSweeper):
         assert self.hydra_context is not None and self.launcher is not None
         parser = OverridesParser.create(config_loader=self.hydra_context.config_loader)
         overrides = parser.parse_overrides([*self._parse_config(), *arguments])
+        if self.max_batch_size is not None:
+            raise ConfigError(
+                f"hydra.sweeper.max_batch_size={self.max_batch_size}: null is allowed, since every run is checked "
+                f"before the first one starts; the launcher's array_parallelism limits how many run at once"
+            )
+        runs = 1
+        for override in overrides:
+            if override.is_sweep_override() and override.is_discrete_sweep():
+                runs *= sum(1 for _ in itertools.islice(override.sweep_string_iterator(), MOST_RUNS + 1))
+            if runs > MOST_RUNS:
+                raise ConfigError(f"{override.input_line}: at most {MOST_RUNS} runs are allowed in one command")
         for override in overrides:
             if override.is_discrete_sweep() and not any(True for _ in override.sweep_string_iterator()):
                 raise ConfigError(

@@ -30,6 +30,21 @@ CASES: dict[str, tuple[str, ...]] = {
     "+rollout.top_k=5": ("rollout.top_k=5: top-k is not offered",),
     "reward=random reward.q=1": ("reward.q=1: no such key", "allowed in reward: p", "+reward.q=1"),
     "+reward.q=1": ("reward.q=1", "takes no argument of that name", "~reward.q"),
+    # of all runs of a command
+    "-m R=2,3 sweep=s${R}": ("sweep=s2,s3: the same for all runs of a command is needed",),
+    "-m R=2,3 runs_dir=o${R}": ("runs_dir=o2,o3: the same for all runs",),
+    "-m R=2 trainer.steps=2,4": ("trainer.steps=2,4", "give the larger number"),
+    "-m R=2 hydra.sweeper.max_batch_size=1": ("hydra.sweeper.max_batch_size=1: null is allowed",),
+    "-m R=range(1,1e9)": ("R=range(1,1e9): at most 10000 runs",),
+    # what only Hydra sees
+    "trainer=[1,2]": ("a group takes the name of a choice, GROUP=CHOICE",),
+    "trainer.betas=[null,0.1]": ("trainer.betas", "null is not allowed"),
+    "--multirun --run": ("--run", "--multirun"),
+    # sizes
+    "R=100000000": ("R=100000000: at most 65536 is allowed",),
+    "trainer.prompts=100000": ("trainer.prompts=100000: at most 65536",),
+    "model.lora.r=100000": ("model.lora.r=100000: at most 4096",),
+    f"runs_dir={'x' * 300}": ("runs_dir=xxx", "a folder is needed"),
     # types
     "R=x": ("R=x: an integer is expected",),
     "trainer.lr=abc": ("trainer.lr=abc: a number is expected",),
@@ -109,7 +124,7 @@ CASES: dict[str, tuple[str, ...]] = {
     "+sweeps=default +sweeps=paper_table1": ("one sweep at a time",),
     "-m R=2,4 model=tiny,foo": ("model=foo: no such choice",),
     "-m R=range(2,1)": ("R=range(2,1): gives no value",),
-    "-m R=2,4 seed=range(1,1) hydra.sweeper.max_batch_size=2": ("seed=range(1,1): gives no value",),
+    "-m R=2,4 seed=range(1,1)": ("seed=range(1,1): gives no value",),
     "task=arithmetic task=gsm8k": ("task=arithmetic task=gsm8k: two choices of one group",),
     "-m hydra/launcher=basic hydra/launcher=submitit_local": ("two choices of one group",),
     "~trainer": ("~trainer: a run needs a choice of trainer",),

@@ -188,6 +188,20 @@ def test_dry_run_writes_nothing(run: Run, workplace: Path, capfd: pytest.Capture
     assert "2 runs, 2 to do (dry run: nothing is started)" in capfd.readouterr().err
 
 
+def test_a_dry_run_over_a_failed_run_is_no_failure(run: Run, statuses: Statuses) -> None:
+    from dataclasses import replace
+    from pathlib import Path
+
+    from grpo_sweeps.tracking.status import write_status
+
+    assert run("R=2") == 0
+    (status,) = statuses().values()
+    (folder,) = (path.parent for path in Path("runs/adhoc").glob("*/status.json"))
+    write_status(folder, replace(status, state="failed", error="OSError: gone"))
+    assert run("-m", "R=2", "dry_run=true") == 0
+    assert run("-m", "R=2") == 1
+
+
 def test_sweep_file_axes_can_be_replaced_and_added_to(run: Run, statuses: Statuses) -> None:
     assert run("+sweeps=default", "seed=0,5", "-m", "R=4,8") == 0
     assert sorted(statuses("default")) == ["R=4 seed=0", "R=4 seed=5", "R=8 seed=0", "R=8 seed=5"]

@@ -39,7 +39,7 @@ def status(state: Any, **fields: Any) -> RunStatus:
         ({"state": "running", "step": 2, "commit": "old"}, None, "skip"),
         ({"state": "running", "step": 2, "commit": "old", "pid": os.getpid()}, "stale", "skip"),
         ({"state": "queued", "step": 0, "commit": None}, None, "start"),
-        ({"state": "finished", "step": 3, "total": 3, "commit": "old"}, None, "continue"),
+        ({"state": "finished", "step": 3, "total": 3, "commit": "old"}, None, "skip"),
         ({"state": "running", "step": 2}, None, "continue"),
         ({"state": "queued", "step": 0}, None, "start"),
         ({"state": "running", "pid": os.getpid()}, None, "skip"),
@@ -61,6 +61,19 @@ def test_new_and_unreadable_folders_start(tmp_path: Path) -> None:
     assert decide(tmp_path / "none", 5, None, "abc").action == "start"
     (tmp_path / "status.json").write_text("{half")
     assert decide(tmp_path, 5, None, "abc").action == "start"
+
+
+@pytest.mark.parametrize("content", [None, b"", b'{"state": "fin', b"\xff\xfe\x00"])
+def test_records_without_a_status_wait_for_redo(tmp_path: Path, content: bytes | None) -> None:
+    """By whom they were made is not known, so nothing may be added to them."""
+    (tmp_path / "metrics.jsonl").write_text('{"step": 0, "reward": 0.5}\n')
+    if content is not None:
+        (tmp_path / "status.json").write_bytes(content)
+    found = decide(tmp_path, 5, None, "abc")
+    assert (found.action, found.why) == ("skip", "failed") and "redo=failed makes it afresh" in found.reason
+    assert {redo: decide(tmp_path, 5, redo, "abc").action for redo in ("all", "failed", "stale")} == {
+        "all": "redo", "failed": "redo", "stale": "skip",
+    }  # fmt: skip
 
 
 def test_a_run_of_another_host_lives_by_its_heartbeat() -> None:

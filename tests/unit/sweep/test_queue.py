@@ -73,6 +73,13 @@ def test_read_takes_short_and_empty_lines() -> None:
     assert read("12_0|PENDING\n")["12_0"].state == "PENDING"
 
 
+def test_a_damaged_list_of_jobs_names_those_that_can_be_read(tmp_path: Path) -> None:
+    (tmp_path / ".jobs").write_bytes(b"12\n\xff\xfe garbage\n13\n")
+    assert noted_jobs(tmp_path) == {"12", "13"}
+    (tmp_path / "folder" / ".jobs").mkdir(parents=True)
+    assert noted_jobs(tmp_path / "folder") == frozenset()
+
+
 def test_jobs_of_a_sweep_are_written_down(tmp_path: Path) -> None:
     assert noted_jobs(tmp_path) == frozenset()
     note_jobs(tmp_path, ["17_0", "17_1"])

@@ -179,6 +179,25 @@ def test_errors_are_one_sentence(
     assert sentence in err and err.count("\n") == 1
 
 
+def test_records_without_a_status_are_shown(runs: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    lost = runs / "a" / "lost"
+    lost.mkdir(parents=True)
+    (lost / "metrics.jsonl").write_text('{"step": 0, "reward": 0.5}\n')
+    assert main([f"runs_dir={runs}", "sweep=a"]) == 0
+    assert "unreadable" in capsys.readouterr().out
+
+
+def test_a_reader_that_has_seen_enough(runs: Path) -> None:
+    command = f"{sys.executable} -m grpo_sweeps.status runs_dir={runs} json=true"
+    done = subprocess.run(
+        ["bash", "-c", f"set -o pipefail; {command} | head -c 1"],
+        capture_output=True,
+        text=True,
+        cwd=Path(__file__).parents[3],
+    )
+    assert done.returncode == 0 and done.stderr == ""
+
+
 def test_heavy_packages_stay_out(runs: Path) -> None:
     program = (
         "import sys; from grpo_sweeps.status import main; code = main([sys.argv[1]]); "

@@ -215,7 +215,7 @@ def test_gpu_slots(monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(ConfigError, match="gpus_per_node=5: this machine shows 4 GPUs"):
         submit.gpu_slots({"gpus_per_node": 5})
     with pytest.raises(ConfigError, match="parallel_jobs=0"):
-        submit.gpu_slots({"parallel_jobs": 0})
+        submit.check_local({"parallel_jobs": 0})
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
     assert submit.gpu_slots({}) == [[]]
 
