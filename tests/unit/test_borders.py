@@ -21,7 +21,7 @@ PACKAGE = ROOT / "grpo_sweeps"
 PLUGINS = ROOT / "hydra_plugins"
 ENTRY_POINTS = {"run", "status", "cancel", "sync", "bench", "theory", "pretrain_tiny", "convert"}
 
-LEAVES = {"types", "estimators", "spectra", "spectra_floor", "intervals", "tasks", "rewards", "models"}
+LEAVES = {"types", "estimators", "spectra", "spectra_floor", "ustatistics", "intervals", "tasks", "rewards", "models"}
 # What each part may import from the package, itself aside. Entry points may import everything.
 MAY_IMPORT = {
     "types": set(),
@@ -29,6 +29,7 @@ MAY_IMPORT = {
     "spectra": {"types"},
     "intervals": {"types", "spectra"},
     "spectra_floor": {"types", "spectra"},
+    "ustatistics": {"types"},
     "rewards": {"types"},
     "tasks": {"types", "rewards"},
     "models": {"types"},

@@ -1,0 +1,91 @@
+"""Unbiased estimates, from one group's rewards and Gram alone, of what decides the best group size.
+
+For one prompt, rollouts independent, psi the score, v = E r, sigma^2 = Var r, F = E psi psi' (arXiv 2603.01162):
+
+    signal    ||grad J||^2               products of four distinct rollouts
+    spread    sigma^2 tr F               of three
+    V1        tr Var((r - v) psi)        of three, less the signal
+
+Every estimate is the mean of a kernel over all choices of distinct rollouts of the group, so its expectation is the
+quantity itself: nothing is plugged in that the same rollouts have made. V2 = spread + signal. Groups of equal rewards
+count like all others: their signal and spread are 0.
+
+Shapes: rewards_R (..., R), gram_RR (..., R, R) with K_ij = <psi_i, psi_j>, leading axes a batch.
+"""
+
+from __future__ import annotations
+
+from functools import cache
+from itertools import combinations
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+Array = NDArray[np.float64]
+
+
+def signal(rewards_R: ArrayLike, gram_RR: ArrayLike) -> Array:
+    """Unbiased for ||grad J||^2; R >= 4.
+
+    Kernel: (r_i - r_j)(r_k - r_l) <psi_i - psi_j, psi_k - psi_l> / 4 over the three ways to pair four rollouts.
+    """
+    r, K = _checked(rewards_R, gram_RR, 4)
+    i, j, k, m = _pairings(r.shape[-1]).T
+    products = K[..., i, k] - K[..., i, m] - K[..., j, k] + K[..., j, m]
+    return np.asarray(((r[..., i] - r[..., j]) * (r[..., k] - r[..., m]) * products).mean(axis=-1) / 4)
+
+
+def spread(rewards_R: ArrayLike, gram_RR: ArrayLike) -> Array:
+    """Unbiased for sigma^2 tr F; R >= 3. Kernel: (r_i - r_j)^2 / 2 times ||psi_k||^2."""
+    r, K = _checked(rewards_R, gram_RR, 3)
+    i, j, k = _triples(r.shape[-1]).T
+    return np.asarray(((r[..., i] - r[..., j]) ** 2 * K[..., k, k]).mean(axis=-1) / 2)
+
+
+def oracle_variance(rewards_R: ArrayLike, gram_RR: ArrayLike) -> Array:
+    """Unbiased for V1; R >= 4. Kernel: (r_k - r_i)(r_k - r_j) ||psi_k||^2, less `signal`."""
+    r, K = _checked(rewards_R, gram_RR, 4)
+    i, j, k = _triples(r.shape[-1]).T
+    second = ((r[..., k] - r[..., i]) * (r[..., k] - r[..., j]) * K[..., k, k]).mean(axis=-1)
+    return np.asarray(second - signal(r, K))
+
+
+def signal_of_mean(step_sq_norm: float, group_sq_norms_G: ArrayLike, groups: int, R: int) -> float:
+    """Unbiased for ||E_x grad J(x)||^2 from one step of `groups` independent prompts, the group mean its estimator.
+
+    step_sq_norm: ||g||^2 of the step's gradient g, the mean over its groups of g_x = sum_i A_i psi_i / R.
+    group_sq_norms_G: ||g_x||^2 of the groups that have one (those of equal rewards have 0). The products of different
+    groups alone are free of noise: ||sum g_x||^2 - sum ||g_x||^2 over `groups` (`groups` - 1), less ((R - 1)/R)^2.
+    """
+    if groups < 2 or R < 2:
+        raise ValueError(f"groups={groups}, R={R}: two groups of two rollouts or more are needed")
+    between = groups**2 * step_sq_norm - float(np.sum(group_sq_norms_G))
+    return between / (groups * (groups - 1)) * (R / (R - 1)) ** 2
+
+
+def best_group_size(V2: float, between: float) -> float:
+    """R* = 1 + sqrt(E V2 / V_between), the group size of least error of leave-one-out at a fixed number of rollouts;
+    infinite where the prompts' gradients do not differ (an estimate of V_between may fall below 0)."""
+    return 1 + float(np.sqrt(max(V2, 0.0) / between)) if between > 0 else float("inf")
+
+
+def _checked(rewards_R: ArrayLike, gram_RR: ArrayLike, least: int) -> tuple[Array, Array]:
+    r, K = np.asarray(rewards_R, dtype=np.float64), np.asarray(gram_RR, dtype=np.float64)
+    R = r.shape[-1]
+    if K.shape[-2:] != (R, R):
+        raise ValueError(f"{R} rewards and a Gram of shape {K.shape[-2:]} do not fit")
+    if least > R:
+        raise ValueError(f"R={R}: {least} distinct rollouts are needed")
+    return r, K
+
+
+@cache
+def _pairings(R: int) -> NDArray[np.intp]:
+    """(M, 4): every set of four with each way to make two pairs of it."""
+    return np.array([q for a, b, c, d in combinations(range(R), 4) for q in ((a, b, c, d), (a, c, b, d), (a, d, b, c))])
+
+
+@cache
+def _triples(R: int) -> NDArray[np.intp]:
+    """(M, 3): every set of three with each choice of the last."""
+    return np.array([t for a, b, c in combinations(range(R), 3) for t in ((a, b, c), (a, c, b), (b, c, a))])

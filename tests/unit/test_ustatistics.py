@@ -1,0 +1,85 @@
+"""The estimates are unbiased: their mean over every possible group of a tiny policy is the exact quantity."""
+
+from __future__ import annotations
+
+import itertools
+
+import numpy as np
+import pytest
+
+from grpo_sweeps import ustatistics
+from grpo_sweeps.exact import SoftmaxPolicy, binary, enumerate_policy, graded, several_prompts
+
+
+@pytest.fixture(scope="module", params=[binary(2, 0), graded(3)], ids=["binary", "graded"])
+def groups(request):
+    """Every group of four of seven sequences: exact quantities, probabilities, rewards, Grams."""
+    e = enumerate_policy(SoftmaxPolicy(1, 3, 2, seed=1), 0, request.param)
+    index = np.array(list(itertools.product(range(len(e.p_N)), repeat=4)))
+    K = e.gram_NN.numpy()[index[:, :, None], index[:, None, :]]
+    return e, e.p_N.numpy()[index].prod(axis=1), e.rewards_N.numpy()[index], K
+
+
+def test_expectations_are_exact(groups):
+    e, p, r, K = groups
+    signal = float(e.grad_J_D.square().sum())
+    assert p @ ustatistics.signal(r, K) == pytest.approx(signal, rel=1e-11)
+    assert p @ ustatistics.spread(r, K) == pytest.approx(e.sigma2 * e.trace_F, rel=1e-11)
+    assert p @ ustatistics.oracle_variance(r, K) == pytest.approx(e.V1, rel=1e-11)
+    assert p @ (ustatistics.spread(r, K) + ustatistics.signal(r, K)) == pytest.approx(e.V2, rel=1e-11)
+
+
+def test_larger_groups_average_over_all_their_fours(groups):
+    _, _, r, K = groups
+    rng = np.random.default_rng(0)
+    psi = rng.normal(size=(6, 5))
+    rewards, gram = rng.normal(size=6), psi @ psi.T
+    fours = [np.array(c) for c in itertools.combinations(range(6), 4)]
+    each = [ustatistics.signal(rewards[c], gram[np.ix_(c, c)]) for c in fours]
+    assert ustatistics.signal(rewards, gram) == pytest.approx(np.mean(each), rel=1e-12)
+    threes = [np.array(c) for c in itertools.combinations(range(6), 3)]
+    each = [ustatistics.spread(rewards[c], gram[np.ix_(c, c)]) for c in threes]
+    assert ustatistics.spread(rewards, gram) == pytest.approx(np.mean(each), rel=1e-12)
+    assert ustatistics.signal(r[:7].reshape(7, 4), K[:7]).shape == (7,)
+
+
+def test_equal_rewards_have_no_signal():
+    psi = np.random.default_rng(0).normal(size=(5, 3))
+    assert ustatistics.signal(np.ones(5), psi @ psi.T) == 0 and ustatistics.spread(np.ones(5), psi @ psi.T) == 0
+
+
+def test_the_mean_gradient_from_whole_steps():
+    """Every step of two prompts with two rollouts each."""
+    policy = SoftmaxPolicy(prompts=2, tokens=2, max_length=2, seed=3)
+    prompts = several_prompts(policy, [binary(2, 0), binary(2, 1)])
+    target = sum(e.grad_J_D for e in prompts) / 2
+    found, total = 0.0, 0.0
+    for first, second in itertools.product(prompts, repeat=2):  # with replacement
+        for index in itertools.product(range(len(first.p_N)), repeat=4):
+            a, b = list(index[:2]), list(index[2:])
+            chance = 0.25 * float(first.p_N[a].prod() * second.p_N[b].prod())
+            g = [(e.rewards_N[i] - e.rewards_N[i].mean()) @ e.psi_ND[i] / 2 for e, i in ((first, a), (second, b))]
+            step = float(((g[0] + g[1]) / 2).square().sum())
+            norms = [float(x.square().sum()) for x in g]
+            found += chance * ustatistics.signal_of_mean(step, norms, 2, 2)
+            total += chance
+    assert total == pytest.approx(1) and found == pytest.approx(float(target.square().sum()), rel=1e-10)
+
+
+def test_the_best_group_size():
+    assert ustatistics.best_group_size(2.0, 1.0) == pytest.approx(1 + 2**0.5)
+    assert ustatistics.best_group_size(2.0, -0.1) == float("inf")
+
+
+@pytest.mark.parametrize(
+    ("call", "sentence"),
+    [
+        (lambda: ustatistics.signal([1.0, 0.0, 1.0], np.eye(3)), "R=3: 4 distinct rollouts are needed"),
+        (lambda: ustatistics.spread([1.0, 0.0], np.eye(2)), "R=2: 3 distinct rollouts are needed"),
+        (lambda: ustatistics.signal([1.0] * 5, np.eye(4)), "do not fit"),
+        (lambda: ustatistics.signal_of_mean(1.0, [1.0], 1, 4), "two groups of two rollouts"),
+    ],
+)
+def test_bad_input(call, sentence):
+    with pytest.raises(ValueError, match=sentence):
+        call()
