@@ -37,7 +37,7 @@ def zero_sum(prompts: Sequence[Prompt], Rs: Sequence[int]) -> Claim:
         )
     return Claim(
         "C2",
-        "Proposition 4.1(i)",
+        "4.1(i)",
         "The advantages of a group sum to zero.",
         "True, and as true of leave-one-out and of division by the standard deviation. The factors in front of the "
         "rows are another matter: under 1/length they do not sum to zero.",
@@ -77,7 +77,7 @@ def variances(prompts: Sequence[Prompt], Rs: Sequence[int], rng: np.random.Gener
         errors.append(relative(pooled, np.array([(R - 1) / R * mean, -mean / R])))
     return Claim(
         "C3",
-        "Proposition 4.1(ii), (iii)",
+        "4.1(ii), (iii)",
         "Var A = (R-1)/R sigma^2, and two advantages of a group have the covariance -sigma^2/R.",
         "True for one prompt and independent rollouts; over several prompts with the mean of sigma^2(x). "
         "Leave-one-out: R sigma^2/(R-1) and -R sigma^2/(R-1)^2.",

@@ -43,7 +43,7 @@ def concentration(ps: Sequence[float], Rs: Sequence[int], epsilons: Sequence[flo
     rising = [1 - 0.5**R - 0.5**R for R in (2, 4, 8)]
     return Claim(
         "C4",
-        "Proposition 4.1(iv)",
+        "4.1(iv)",
         "The chance of an advantage above eps is at most (R-1) sigma^2 / (R eps^2).",
         "True, and often says nothing. For binary rewards and eps < 1/R the chance is exactly 1 - p^R - (1-p)^R, "
         "the share of mixed groups, which rises with R while R < 1/eps: larger groups have fewer zero gradients, "
@@ -85,7 +85,7 @@ def hoeffding_table() -> Claim:
     cells = "; ".join(f"R={R}: " + ", ".join(f"{hoeffding(R, eps):.2f}" for eps in HOEFFDING_EPS) for R in HOEFFDING_R)
     return Claim(
         "C12",
-        "Appendix A.2",
+        "A.2",
         "A table of Hoeffding's bound on the error of the group mean for R = 2 to 16 and eps = 0.3, 0.2, 0.1, with "
         "R = 4, eps = 0.3 called vacuous.",
         "The formula 2 exp(-2 R eps^2) gives other numbers in eight of the twelve places, and R = 4, eps = 0.3 is "

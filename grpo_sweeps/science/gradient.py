@@ -138,7 +138,7 @@ def baselines(prompts: Sequence[Prompt]) -> Claim:
     pairs = ", ".join(f"{o.e.J:.3f} / {best_baseline(o):.3f}" for o in prompts)
     return Claim(
         "C15",
-        "Section 5",
+        "best baseline",
         "The value is the baseline of least variance.",
         "Of the constants for a prompt that do not depend on the sample the best for the trace of the variance is "
         "E[||psi||^2 r] / E[||psi||^2]; the value is best only where reward and score norm are uncorrelated.",

@@ -40,7 +40,7 @@ def ranks(prompts: Sequence[Prompt], Rs: Sequence[int], rng: np.random.Generator
         words.append(f"R={R}: {np.mean(np.array(raw) == R):.0%} of {len(raw)} groups have rank {R}")
     return Claim(
         "C7",
-        "Theorem 4.3",
+        "rank bound",
         "The zero sum of the advantages leaves the gradient matrix a rank of at most R - 1.",
         "False: the sum binds the advantages, not the rows. R rows of non-zero weight can have rank R; R - 1 is the "
         "bound after centring the rows. The paper's own R = 2 row, about 2 with at most 1, shows it.",
@@ -76,7 +76,7 @@ def about_two(prompts: Sequence[Prompt], Rs: Sequence[int], rng: np.random.Gener
         )
     return Claim(
         "C8",
-        "Section 4.3",
+        "rank of about 2",
         "The effective rank is about 2 for every R, a consequence of the zero-sum constraint.",
         "No such theorem: signs of the weights cannot touch the spectrum of diag(w) K diag(w), nor can one factor a "
         "group, so leave-one-out and division by the standard deviation give the same rank exactly. Orthogonal "
@@ -112,7 +112,7 @@ def clusters(prompts: Sequence[Prompt], rng: np.random.Generator, draws: int) ->
             checks.append((Estimate.of(products[both]), o.signal / p**2))
     return Claim(
         "C9",
-        "Section 4.3",
+        "clustered scores",
         "The scores of a group cluster in few directions.",
         "What tells is E<psi_i, psi_j>^2 = tr F^2: (tr F)^2 / tr F^2 directions. The mean product is zero for two "
         "rollouts whatever the clusters; ||grad J||^2/p^2 for two right ones, /q^2 for two wrong ones, -1/(pq) "

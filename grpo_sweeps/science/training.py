@@ -67,7 +67,7 @@ def sparsity(path: Sequence[Step], R: int) -> Claim:
     ]
     return Claim(
         "C6",
-        "Section 4.2",
+        "gradient sparsity",
         "The gradient becomes sparser during training.",
         "Undefined: one number in front of a dense score makes no zeros. Groups without gradient become more "
         "frequent as p nears 0 or 1, and in a narrow dtype a smaller step changes fewer weights; the gradient "
