@@ -22,9 +22,9 @@ Judgement = Literal["holds", "holds, corrected", "does not hold", "undefined"]
 
 @dataclass(frozen=True)
 class Claim:
-    """`where`: the place in the paper, or a few words. `says`: what the paper says, in our words. `holds`: what is true.
-    `exact` and `measured`: figures in words. `error`: largest relative error of the exact identities behind it, NaN where
-    there is none."""
+    """`where`: the place in the paper, or a few words. `says`: what the paper says, in our words. `holds`: what is
+    true. `exact` and `measured`: figures in words. `error`: largest relative error of the exact identities behind it,
+    NaN where there is none."""
 
     id: str
     where: str
