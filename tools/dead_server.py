@@ -75,16 +75,20 @@ def main(argv: list[str]) -> int:
 
 def step_times(folder: Path, uri: str, R: str, steps: int, seed: int) -> np.ndarray:
     """Seconds of each step of one run, from one record to the next: what lies between two steps counts too."""
-    words = [sys.executable, "-m", "grpo_sweeps.run", f"R={R}", f"seed={seed}", f"trainer.steps={steps}", *RUN]
-    words += ["tracking=mlflow", f"tracking.uri={uri}"]
+    return recorded(folder, ["tracking=mlflow", f"tracking.uri={uri}"], R, steps, seed)[0]
+
+
+def recorded(folder: Path, more: list[str], R: str, steps: int, seed: int) -> tuple[np.ndarray, np.ndarray]:
+    """Seconds of each step of one run: from record to record, and of the training step itself."""
+    words = [sys.executable, "-m", "grpo_sweeps.run", f"R={R}", f"seed={seed}", f"trainer.steps={steps}", *RUN, *more]
     folder.mkdir(parents=True)
     environment = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
     with open(folder / "out", "wb") as out:
         done = subprocess.Popen(words, cwd=folder, env=environment, stdout=out, stderr=out)
         (path,) = _ended(done, folder)
     lines = [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
-    moments = np.array([line["time"] for line in lines])
-    return np.diff(moments, prepend=moments[0] - lines[0]["step_time"])
+    moments, training = np.array([line["time"] for line in lines]), np.array([line["step_time"] for line in lines])
+    return np.diff(moments, prepend=moments[0] - training[0]), training
 
 
 def _ended(process: subprocess.Popen[bytes], folder: Path) -> list[Path]:
