@@ -1,4 +1,5 @@
-"""Entry point: `python -m grpo_sweeps.theory [policies=2] [prompts=4] [seed=0] [draws=20000] [out=reports/theory]`.
+"""Entry point: `python -m grpo_sweeps.theory [policies=2] [prompts=4] [seed=0] [draws=20000]
+[steps=200] [out=reports/theory]`.
 
 Runs the claims of arXiv 2606.29238 (C1 to C15) and of 2603.01162 (U1) on small policies of which every sequence is
 listed, and writes a table, figures and a page. Exit codes: 0, or 2 for a bad command.

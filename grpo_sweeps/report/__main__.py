@@ -40,6 +40,7 @@ def main(argv: Sequence[str]) -> int:
             return 2
         options[key] = value
     from grpo_sweeps.report.build import build
+    from grpo_sweeps.report.claims import error_lines
     from grpo_sweeps.report.query import ReportError
 
     command = ["python", "-m", "grpo_sweeps.report", *argv]
@@ -53,6 +54,8 @@ def main(argv: Sequence[str]) -> int:
         return 2
     for claim in claims:
         print(f"{claim.id} ({claim.arm}): {claim.verdict}")
+    for line in error_lines(claims):
+        say(line)
     print(Path(out) / "index.html")
     return 0
 

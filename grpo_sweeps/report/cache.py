@@ -26,13 +26,13 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from grpo_sweeps import spectra, spectra_floor
-from grpo_sweeps.report import draws, measure, rows
+from grpo_sweeps.report import advantages, draws, measure, pairs, permutation, rows
 from grpo_sweeps.tracking.atomic import write_with
 
 FOLDER = ".cache"
 SUFFIX = ".rows.parquet"
 KEY = b"grpo_sweeps"
-MADE_BY = (spectra, spectra_floor, measure, draws, rows)
+MADE_BY = (spectra, spectra_floor, advantages, measure, pairs, permutation, draws, rows)
 
 
 @dataclass(frozen=True)

@@ -1,8 +1,13 @@
-"""Verdicts on three claims of arXiv 2606.29238, computed from a sweep's records by the rules of `report.rules`.
+"""Verdicts on the claims of arXiv 2606.29238, computed from a sweep's records by the rules of `report.rules`.
+
+Here the list of them is made, and three are judged:
 
     C7   the zero sum of the advantages leaves the gradient matrix a rank of at most R - 1
     C8   the effective rank is about 2 for every R, because of the zero-sum constraint
     C10  Table 1's pairs of top-1 fraction and effective rank
+
+C2 to C4 are in `claims_advantages`, C5 and shuffled advantages in `claims_gradient`, C6 in `claims_training`, C9 in
+`claims_scores`, exact assertions in `controls`, and what no such record decides in `undecided`.
 
 Every claim says what the paper says, what was measured with its interval, what the null gives, and the verdict in
 words.
@@ -11,19 +16,25 @@ words.
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, field
+from dataclasses import replace
 
 import numpy as np
 import pandas as pd
 
 from grpo_sweeps.intervals import Interval, share_over
-from grpo_sweeps.report import rules
+from grpo_sweeps.report import claims_advantages, rules
+from grpo_sweeps.report.claims_gradient import c5, shuffled
+from grpo_sweeps.report.claims_scores import c9
+from grpo_sweeps.report.claims_training import c6
+from grpo_sweeps.report.controls import controls
 from grpo_sweeps.report.feasibility import cell_range, effective_rank_ranges, energy_in_two
+from grpo_sweeps.report.finding import EVERY_ARM, UNKNOWN, Claim, Finding, estimator_of, records_of
 from grpo_sweeps.report.formats import markdown, with_interval
 from grpo_sweeps.report.measure import CONTROLS
 from grpo_sweeps.report.query import Sweep
 from grpo_sweeps.report.rules import ABOUT_TWO, HOLDS, MARGIN, UNDECIDED, all_of, judge
 from grpo_sweeps.report.table import PAPER_TABLE1, clusters, pooled, pooled_difference, usable_groups
+from grpo_sweeps.report.undecided import undecided
 
 PAPER_MODEL = "nemotron"
 SAYS = {
@@ -33,40 +44,31 @@ SAYS = {
 }
 
 
-@dataclass(frozen=True)
-class Finding:
-    """One claim at one R: `measured` and `null` in words, the decisive interval, the verdict."""
-
-    R: int
-    groups: int
-    measured: str
-    null: str
-    verdict: str
-    interval: Interval
-    paper: str = ""
-
-
-@dataclass(frozen=True)
-class Claim:
-    """One claim in one arm: the overall verdict, one finding an R, and remarks that bear on it."""
-
-    id: str
-    arm: str
-    paper: str
-    verdict: str
-    findings: tuple[Finding, ...]
-    remarks: tuple[str, ...] = field(default=())
-
-
 def judge_claims(sweep: Sweep) -> list[Claim]:
-    """All claims for all arms. An arm's findings are for the R values that its runs have, measured or not."""
+    """All claims for all arms, by number, exact controls and the null last. An arm's findings are for the R values that
+    its runs have, measured or not."""
     alpha = rules.simultaneous_alpha(len(sweep.cells))
-    claims = []
+    claims: list[Claim] = []
     for arm in sorted({arm for arm, _ in sweep.cells}):
         groups = {R: usable_groups(sweep, arm, R) for a, R in sweep.cells if a == arm}
-        scope = _scope(sweep, arm)
+        records = {R: records_of(sweep, arm, R) for R in groups}
+        scope, kind = _scope(sweep, arm), estimator_of(sweep, arm)
+        claims += [judge_one(arm, kind, records) for judge_one in claims_advantages.CLAIMS]
+        measured = [c5(arm, kind, groups, records, alpha), c6(arm, records), c9(arm, groups, alpha)]
+        claims += [replace(claim, remarks=(*scope, *claim.remarks)) for claim in measured]
         claims += [_c7(arm, groups, alpha), _c8(arm, groups, alpha, scope), _c10(arm, groups, alpha, scope)]
-    return claims
+        claims += [controls(arm, groups), shuffled(arm, groups, alpha)]
+    return sorted([*claims, *undecided()], key=_order)
+
+
+def _order(claim: Claim) -> tuple[int, str]:
+    number = claim.id.removeprefix("C")
+    return (int(number) if number.isdigit() else 100), claim.id
+
+
+def error_lines(claims: list[Claim]) -> list[str]:
+    """One line for each exact assertion that failed."""
+    return [f"{claim.id}: {error}" for claim in claims for error in claim.errors]
 
 
 def _scope(sweep: Sweep, arm: str) -> tuple[str, ...]:
@@ -182,7 +184,7 @@ def _distinct_rank(R: int, groups: pd.DataFrame) -> str:
 
 def _c8_at(R: int, groups: pd.DataFrame, alpha: float) -> Finding:
     if not len(groups):
-        return Finding(R, 0, "nothing measured", "", UNDECIDED, Interval(math.nan, math.nan, math.nan, 0), "about 2")
+        return Finding(R, 0, "nothing measured", "", UNDECIDED, UNKNOWN, "about 2")
     rank, difference = rank_with_floor(groups, alpha), pooled_difference(groups, alpha)
     measured = f"effective rank {with_interval(rank.mean, rank.low, rank.high)}"
     null = (
@@ -241,7 +243,7 @@ def _c10_at(R: int, groups: pd.DataFrame, alpha: float) -> Finding:
     cell = PAPER_TABLE1[R]
     paper = f"top-1 {cell.top1_low:g}-{cell.top1_high:g}, effective rank about {cell.effective_rank:g}"
     if not len(groups):
-        return Finding(R, 0, "nothing measured", "", UNDECIDED, Interval(math.nan, math.nan, math.nan, 0), paper)
+        return Finding(R, 0, "nothing measured", "", UNDECIDED, UNKNOWN, paper)
     top1, rank = pooled(groups, "top1_fraction", alpha), rank_with_floor(groups, alpha)
     pair = [
         judge(top1, cell.top1_low, cell.top1_high, len(groups)),
@@ -286,12 +288,14 @@ def claims_frame(claims: list[Claim]) -> pd.DataFrame:
 
 def claims_markdown(claims: list[Claim]) -> str:
     """The claims for a reader: a heading and verdict each, a table by R, the remarks, and the rules at the end."""
-    arms = len({c.arm for c in claims}) > 1
+    several = len({c.arm for c in claims} - {EVERY_ARM}) > 1
     text = ["# Claims of arXiv 2606.29238\n"]
     for claim in claims:
-        text.append(f"## {claim.id}{f' ({claim.arm})' if arms else ''}: {claim.verdict}\n")
-        text.append(f"The paper says: {claim.paper}\n")
+        arm = f" ({claim.arm})" if several or claim.arm == EVERY_ARM else ""
+        text.append(f"## {claim.id}{arm}: {claim.verdict}\n")
+        text.append(f"{claim.lead}: {claim.paper}\n")
         rows = [[str(f.R), str(f.groups), f.paper, f.measured, f.null, f.verdict] for f in claim.findings]
-        text.append(markdown(["R", "groups", "the paper", "measured", "null", "verdict"], rows))
+        if rows:
+            text.append(markdown(["R", "groups", "the paper", "measured", "null", "verdict"], rows))
         text.append("\n".join(f"- {remark}" for remark in claim.remarks) + "\n")
     return "\n".join([*text, rules.IN_WORDS, ""])

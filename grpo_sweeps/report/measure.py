@@ -63,6 +63,7 @@ class Groups:
     gram_NRR: Array
     weights_NR: Array
     rewards_NR: Array
+    advantages_NR: Array
     binary_N: NDArray[np.bool_]
     floor_N: Array
     scores: bool

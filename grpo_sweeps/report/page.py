@@ -27,6 +27,7 @@ from grpo_sweeps.report.query import Sweep
 CUT = 900  # characters of a completion or prompt that are shown
 PER_CELL = 2  # completions shown for each arm and R: one right and one wrong where there are both
 TONES = {rules.HOLDS: ("yes", "✓"), rules.CONTRADICTED: ("no", "✗"), rules.UNDECIDED: ("open", "?")}
+TONES[rules.UNDEFINED] = ("open", "–")
 
 
 def render_page(
@@ -51,8 +52,10 @@ def render_page(
         subtitle=_subtitle(sweep),
         arms=sweep.runs["arm"].nunique(),
         claims=[_claim(c) for c in claims],
+        cards=_cards(claims),
         tone=lambda verdict: TONES[verdict][0],
         sign=lambda verdict: TONES[verdict][1],
+        undecided=rules.UNDECIDED,
         rules=rules.IN_WORDS,
         headline=headline(tables["table1"]),
         by_k=_by_k(tables["by_k"]),
@@ -86,8 +89,17 @@ def _claim(claim: Claim) -> dict[str, Any]:
     rows = [[str(f.R), str(f.groups), f.paper, f.measured, f.null, f.verdict] for f in claim.findings]
     return {
         "id": claim.id, "arm": claim.arm, "paper": claim.paper, "verdict": claim.verdict, "rows": rows,
-        "remarks": claim.remarks,
+        "remarks": claim.remarks, "lead": claim.lead,
     }  # fmt: skip
+
+
+def _cards(claims: Sequence[Claim]) -> list[list[Claim]]:
+    """One card a claim that has findings: its arms together."""
+    cards: dict[str, list[Claim]] = {}
+    for claim in claims:
+        if claim.findings:
+            cards.setdefault(claim.id, []).append(claim)
+    return list(cards.values())
 
 
 def _by_k(table: pd.DataFrame) -> tuple[list[str], list[list[str]]]:

@@ -1,6 +1,8 @@
 """Group records, as the Arrow table of the local record -> one row of numbers a group, without a Python object a group.
 
-The spectral columns are those of `report.measure`; here stand the plain ones, and which groups are measured together.
+The spectral columns are those of `report.measure`, inner products and norms those of `report.pairs`, shuffled
+advantages those of `report.permutation`, sums of advantages those of `report.advantages`; here stand the plain ones,
+and which groups are measured together.
 """
 
 from __future__ import annotations
@@ -13,7 +15,10 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 
+from grpo_sweeps.report.advantages import ADVANTAGES, advantage_columns
 from grpo_sweeps.report.measure import NULL_DRAWS, SPECTRAL, Groups, spectral
+from grpo_sweeps.report.pairs import PAIRS, pair_columns
+from grpo_sweeps.report.permutation import PERMUTED, permutation_columns
 from grpo_sweeps.spectra import Array
 from grpo_sweeps.tracking.status import RecordError
 
@@ -22,14 +27,15 @@ PLAIN = (
     "step", "group", "prompt_id", "R", "mixed", "measured", "rows", "binary", "k", "correct", "reward_mean",
     "mean_length", "floor",
 )  # fmt: skip
-COLUMNS = (*PLAIN, *SPECTRAL)
+MEASURED = (*SPECTRAL, *PAIRS, *PERMUTED)  # NaN where there is no Gram
+COLUMNS = (*PLAIN, *ADVANTAGES, *MEASURED)
 AT_ONCE = 2**18  # numbers of the Gaussian null drawn at once: more than a processor's cache holds is slower
 
 
 def table_rows(table: pa.Table, seed: int) -> pd.DataFrame:
-    """One row a group of a table of GroupRecords, in its order: identity, rewards, k, and everything spectral.
+    """One row a group of a table of GroupRecords, in its order: identity, rewards, k, advantages, everything measured.
 
-    What is spectral is NaN where a group was not measured. k counts the rollouts of reward 1 where all rewards are 0
+    What needs a Gram is NaN where a group was not measured. k counts the rollouts of reward 1 where all rewards are 0
     or 1 (NaN otherwise). `seed`: the run's.
     Raises RecordError where a list is not of its group's length.
     """
@@ -40,7 +46,7 @@ def table_rows(table: pa.Table, seed: int) -> pd.DataFrame:
         "measured": table["gram"].is_valid().to_numpy(), "mixed": np.zeros(N, bool), "binary": np.zeros(N, bool),
         "correct": np.zeros(N, np.int64),
     }  # fmt: skip
-    found |= {name: np.full(N, np.nan) for name in ("k", "reward_mean", "mean_length", *SPECTRAL)}
+    found |= {name: np.full(N, np.nan) for name in ("k", "reward_mean", "mean_length", *ADVANTAGES, *MEASURED)}
     R_N = plain["R"].to_numpy()
     for R in np.unique(R_N):
         rows = np.flatnonzero(R_N == R)
@@ -48,7 +54,7 @@ def table_rows(table: pa.Table, seed: int) -> pd.DataFrame:
         for name, values in _plain(part, int(R)).items():
             found[name][rows] = values
         for index, groups in _together(part, int(R), found["binary"][rows]):
-            for name, values in spectral(groups, seed).items():
+            for name, values in (spectral(groups, seed) | pair_columns(groups) | permutation_columns(groups)).items():
                 found[name][rows[index]] = values
     return pd.DataFrame({name: plain[name] if name in plain else found[name] for name in COLUMNS})
 
@@ -57,14 +63,16 @@ def _plain(table: pa.Table, R: int) -> dict[str, NDArray]:
     """The columns that need no Gram, for groups of one R."""
     rewards_NR = _matrix(table, "rewards", R)
     binary_N = np.isin(rewards_NR, (0.0, 1.0)).all(axis=1)
-    return {
+    k_N = np.where(binary_N, rewards_NR.sum(axis=1), np.nan)
+    own = {
         "mixed": rewards_NR.max(axis=1) > rewards_NR.min(axis=1),
         "binary": binary_N,
-        "k": np.where(binary_N, rewards_NR.sum(axis=1), np.nan),
+        "k": k_N,
         "correct": _matrix(table, "strict", R).sum(axis=1),
         "reward_mean": rewards_NR.mean(axis=1),
         "mean_length": _matrix(table, "lengths", R).mean(axis=1),
     }
+    return own | advantage_columns(rewards_NR, _matrix(table, "advantages", R), _matrix(table, "weights", R), k_N)
 
 
 def _together(table: pa.Table, R: int, binary_N: NDArray) -> Iterator[tuple[NDArray, Groups]]:
@@ -85,6 +93,7 @@ def _groups(table: pa.Table, R: int, binary_N: NDArray, scores: bool) -> Groups:
         gram_NRR=_matrix(table, "gram", R * R).reshape(-1, R, R),
         weights_NR=_matrix(table, "weights", R),
         rewards_NR=_matrix(table, "rewards", R),
+        advantages_NR=_matrix(table, "advantages", R),
         binary_N=binary_N,
         floor_N=table["floor"].to_numpy(),
         scores=scores,

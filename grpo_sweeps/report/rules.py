@@ -7,12 +7,14 @@ from grpo_sweeps.intervals import Interval
 HOLDS = "holds in these runs"
 CONTRADICTED = "contradicted by these runs"
 UNDECIDED = "cannot be decided from these runs"
+UNDEFINED = "undefined in the paper"
 
 ALPHA = 0.05
 """Chance, at most, that any verdict of one report is wrong by the draw of its data (Bonferroni over its tests)."""
 
-TESTS_PER_CELL = 3
-"""Decisive intervals for each arm and R: C7's share of groups, C8's effective rank, C10's top-1 fraction."""
+TESTS_PER_CELL = 6
+"""Decisive intervals for each arm and R: C5's slope, C7's share of groups, C8's effective rank, the score-mean null of
+C9, C10's top-1 fraction, the mean mid-p of shuffled advantages."""
 
 ABOUT_TWO = 2.0
 MARGIN = 0.25
@@ -33,10 +35,26 @@ RESOLUTION = 1e-3
 CONTROL_TOLERANCE = 1e-6
 """C8: largest relative change of the effective rank that still counts as rounding in the exact negative controls."""
 
+SUM_TOLERANCE = 1e-6
+"""C2 to C5: largest relative error of an identity of the advantages that still counts as rounding."""
+
+SLOPES = {
+    "group mean": (1.0, 2.0), "leave-one-out": (1.0, 2.0), "std of the step": (1.0, 2.0), "std": (0.0, 1.0),
+}  # fmt: skip
+"""C5: slope of log norm on log sqrt(k(R-k))/R where noise and where signal rules, by kind of advantage."""
+
+SLOPE_MARGIN = 0.25
+"""C5: how far beyond these ends the slope's interval may reach; noise alone sits on an end."""
+
+MIN_PER_K = 5
+"""C5: groups below which a k takes no part in the slope."""
+
 IN_WORDS = (
     f"Fixed before looking: 'about 2' means a mean effective rank within {MARGIN:g} of {ABOUT_TWO:g}; fewer than "
     f"{MIN_GROUPS} measured mixed groups at an R decide nothing there; a rank bound is broken when {WITNESSES} groups "
-    f"exceed it beyond the precision floor, and holds when at most {TOLERATED_SHARE:.0%} do. Intervals behind verdicts "
+    f"exceed it beyond the precision floor, and holds when at most {TOLERATED_SHARE:.0%} do; the gradient's norm "
+    "scales with sigma_r when its log-log slope is between 1 and 2 (0 and 1 after division by the group's standard "
+    f"deviation), give or take {SLOPE_MARGIN:g}; identities hold to {SUM_TOLERANCE:.0e}. Intervals behind verdicts "
     "are widened so that all verdicts of this report together are wrong by chance with probability about "
     f"{ALPHA:g} (Bonferroni; Student's t over clusters: more with few or very skewed groups), and by what the "
     "precision of the records allows. A verdict needs its whole interval on one side; otherwise it says "
@@ -47,7 +65,7 @@ IN_WORDS = (
 def simultaneous_alpha(cells: int) -> float:
     """Error rate of one interval so that all decisive intervals of a report hold together with 1 - ALPHA.
 
-    >>> simultaneous_alpha(3) == 0.05 / 9
+    >>> simultaneous_alpha(3) == 0.05 / 18
     True
     """
     return ALPHA / (TESTS_PER_CELL * max(1, cells))

@@ -172,6 +172,7 @@ def by_k(sweep: Sweep) -> pd.DataFrame:
             row["distinct_rollouts"] = part["distinct"].astype(float).mean()
             for name in QUANTITIES:
                 row |= _with_interval(name, pooled(part, name, by=by))
+            row |= _with_interval("gradient_norm", pooled(part, "gradient_norm", by=by))
             row["null_closed_form"] = 4.0 * k * (R - k) / R
             row |= {name: part[name].astype(float).mean() for name in NULLS if name != "null_closed_form"}
             for prefix in ("scores_", "unit_", "centred_"):

@@ -157,6 +157,9 @@ def two_budgets(budget: Budget, Rs: Sequence[int], prompts: int, rollouts: int) 
     corrected = [budget.of(rescaled, R, rollouts) for R in Rs]
     mixed = [float(np.mean([1 - o.e.J**R - (1 - o.e.J) ** R for o in budget.prompts])) for R in Rs]
 
+    grows = equal_prompts[-1].cosine > equal_prompts[0].cosine
+    turns = min(corrected, key=lambda q: q.mse) is not corrected[-1]
+
     def row(values: Sequence[float]) -> str:
         return ", ".join(f"{value:.3f}" for value in values)
 
@@ -172,5 +175,5 @@ def two_budgets(budget: Budget, Rs: Sequence[int], prompts: int, rollouts: int) 
         f"{row([q.cosine for q in equal_rollouts])}; mean squared error there, rescaled, over that at R = {Rs[0]}: "
         f"{row([q.mse / corrected[0].mse for q in corrected])}; share of mixed groups {row(mixed)}",
         "",
-        "holds, corrected",
+        "holds, corrected" if grows and turns else "does not hold",
     )

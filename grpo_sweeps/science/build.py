@@ -36,13 +36,15 @@ TONES = {
     "holds, corrected": ("yes", "✓"),
     "does not hold": ("no", "✗"),
     "undefined": ("open", "?"),
+    "undecided": ("open", "?"),
 }
 RULES = (
     f"Fixed before anything was computed. An identity holds when its largest relative error is below {EXACT:g}; one "
-    "exact case that contradicts a statement made without exception refutes it. Drawn figures are a check and "
-    f"decide nothing: their intervals are {Z:g} standard errors to either side, so that one report of a thousand has "
-    "a miss by chance. A claim about Nemotron-4B is not decided by another policy: what is shown here is what "
-    "follows from the definitions, and what does not."
+    "exact case that contradicts a statement made without exception refutes it (C7: one possible group of rank R). "
+    f"C8 falls where the interval of a mean lies outside 2 +- {scores.ABOUT_TWO} at some R. All other drawn figures "
+    f"are a check and decide nothing: their intervals are {Z:g} standard errors to either side, so that one report "
+    "of a thousand has a miss by chance. A claim about Nemotron-4B is not decided by another policy: what is shown "
+    "here is what follows from the definitions, and what does not."
 )
 
 

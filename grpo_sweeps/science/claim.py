@@ -17,7 +17,7 @@ import numpy as np
 EXACT = 1e-10  # largest relative error of an exact identity in float64
 Z = 4.5  # standard errors to either side: with 150 checks, one report of a thousand has a miss by chance
 
-Judgement = Literal["holds", "holds, corrected", "does not hold", "undefined"]
+Judgement = Literal["holds", "holds, corrected", "does not hold", "undefined", "undecided"]
 
 
 @dataclass(frozen=True)

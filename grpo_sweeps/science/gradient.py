@@ -145,6 +145,6 @@ def baselines(prompts: Sequence[Prompt]) -> Claim:
         f"value / best constant: {pairs}; the value's variance is up to {max(excess):.1%} above the best; lowest "
         f"point of the parabola: {worst(errors):.1e}",
         "",
-        "does not hold" if max(excess) > EXACT else "holds",
+        "undefined" if worst(errors) > EXACT else "does not hold" if max(excess) > EXACT else "holds",
         worst(errors),
     )

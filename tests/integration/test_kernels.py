@@ -10,11 +10,10 @@ import torch
 
 from grpo_sweeps.engine.gram.kernels import cuda, fused
 
-pytest.importorskip("triton", reason="Triton is not installed (there are builds for Linux only)")
-
 
 def test_interpreted_kernels_agree_with_the_reference():
     """In a process of its own: the interpreter is chosen when Triton is imported."""
+    pytest.importorskip("triton", reason="Triton is not installed (there are builds for Linux only)")
     environment = os.environ | {"TRITON_INTERPRET": "1"}
     command = [sys.executable, "-m", "tests.integration.interpreted_kernels"]
     done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=300)

@@ -9,11 +9,12 @@ import pandas as pd
 
 from grpo_sweeps import spectra
 from grpo_sweeps.report.draws import NULL_SEED
-from grpo_sweeps.report.measure import CONTROLS, MATRICES, NULL_DRAWS, QUANTITIES, SPECTRAL, STD_EPS
-from grpo_sweeps.report.rows import PLAIN
+from grpo_sweeps.report.measure import CONTROLS, MATRICES, NULL_DRAWS, QUANTITIES, STD_EPS
+from grpo_sweeps.report.rows import ADVANTAGES, MEASURED, PLAIN
 from grpo_sweeps.spectra import Array
 from grpo_sweeps.spectra_floor import floor_interval
 from grpo_sweeps.types import GroupRecord
+from tests.unit.report.slow_pairs import advantages, pairs_and_shuffles
 
 
 def group_rows(records: Sequence[GroupRecord], seed: int) -> pd.DataFrame:
@@ -22,16 +23,19 @@ def group_rows(records: Sequence[GroupRecord], seed: int) -> pd.DataFrame:
     k counts the rollouts of reward 1 where all rewards are 0 or 1 (NaN otherwise). Where `rows` is "loss" the Gram is
     that of the loss's own rows: it is taken as G as it stands, and what needs the scores is NaN.
     """
-    frame = pd.DataFrame([_plain(r) for r in records], columns=list(PLAIN))
+    plain = [(*_plain(r), *(advantages(r)[name] for name in ADVANTAGES)) for r in records]
+    frame = pd.DataFrame(plain, columns=[*PLAIN, *ADVANTAGES])
     measured: dict[tuple[int, str], list[int]] = {}
     for i, record in enumerate(records):
         if record.gram is not None:
             measured.setdefault((record.R, record.rows), []).append(i)
     parts = [
-        pd.DataFrame(_spectral([records[i] for i in index], rows == "scores", seed), index=index)
+        pd.DataFrame(_spectral([records[i] for i in index], rows == "scores", seed), index=index).join(
+            pd.DataFrame([pairs_and_shuffles(records[i]) for i in index], index=index)
+        )
         for (_, rows), index in measured.items()
     ]
-    return frame.join(pd.concat(parts)) if parts else frame.reindex(columns=[*PLAIN, *SPECTRAL])
+    return frame.join(pd.concat(parts)) if parts else frame.reindex(columns=[*PLAIN, *ADVANTAGES, *MEASURED])
 
 
 def _binary(record: GroupRecord) -> bool:

@@ -11,7 +11,10 @@ import pytest
 from grpo_sweeps.report import rules
 from grpo_sweeps.report.claims import claims_frame, claims_markdown, judge_claims
 from grpo_sweeps.report.query import load_sweep
-from grpo_sweeps.report.rules import CONTRADICTED, HOLDS, UNDECIDED
+from grpo_sweeps.report.rules import CONTRADICTED, HOLDS, UNDECIDED, UNDEFINED
+from grpo_sweeps.report.undecided import NEEDS
+
+SPECTRA = ("C7", "C8", "C10")
 
 
 def verdicts(runs, name=None):
@@ -34,7 +37,7 @@ def test_data_with_the_papers_pairs_confirm_c8_and_c10_and_break_c7(paper_sweep)
 
 def test_data_with_equal_singular_values_contradict_all_three(full_sweep):
     claims = verdicts(full_sweep)
-    assert {c.verdict for c in claims.values()} == {CONTRADICTED}
+    assert {claims[name].verdict for name in SPECTRA} == {CONTRADICTED}
     c8 = {f.R: f for f in claims["C8"].findings}
     assert c8[2].verdict == HOLDS and c8[4].verdict == CONTRADICTED and c8[8].verdict == CONTRADICTED
     assert re.search(r"effective rank 4\.00 \[", c8[4].measured) and "orthogonal scores" in c8[4].null
@@ -49,7 +52,7 @@ def test_data_of_rank_R_minus_1_confirm_c7(write, tmp_path):
 
 def test_few_groups_decide_nothing(write, tmp_path):
     claims = sweep_of(write, tmp_path, "full", steps=2)
-    assert {c.verdict for c in claims.values()} == {UNDECIDED}
+    assert {claims[name].verdict for name in (*SPECTRA, "C5", "Shuffled")} == {UNDECIDED}
 
 
 def test_one_R_with_few_groups_leaves_a_claim_open_unless_another_breaks_it(write, tmp_path):
@@ -122,7 +125,8 @@ def test_more_cells_widen_the_intervals(full_sweep):
 def test_no_groups_at_all(write, tmp_path):
     write(tmp_path, "s", 4, 0, change=lambda g: dataclasses.replace(g, gram=None))
     claims = verdicts(tmp_path)
-    assert {c.verdict for c in claims.values()} == {UNDECIDED}
+    assert {claims[name].verdict for name in (*SPECTRA, "C5", "C9", "Controls", "Shuffled")} == {UNDECIDED}
+    assert claims["C2"].verdict == HOLDS  # needs no Gram
     assert claims["C8"].findings[0].measured == "nothing measured"
 
 
@@ -137,12 +141,12 @@ def test_the_null_of_c10_against_the_weights(paper_sweep):
 def test_frame_and_markdown_carry_every_finding(full_sweep):
     claims = judge_claims(load_sweep("full", full_sweep))
     frame = claims_frame(claims)
-    assert len(frame) == 3 * 4 and frame["R"].isna().sum() == 3
-    assert set(frame["verdict"]) <= {HOLDS, CONTRADICTED, UNDECIDED}
-    text = claims_markdown(claims)
+    assert len(frame) == 11 * 4 + 6 and frame["R"].isna().sum() == 17
+    assert set(frame["verdict"]) <= {HOLDS, CONTRADICTED, UNDECIDED, UNDEFINED}
+    text, every = claims_markdown(claims), " (every arm)"
     for claim in claims:
-        assert claim.paper in text and f"## {claim.id}: {claim.verdict}" in text
-        assert all(f.measured in text for f in claim.findings)
+        assert claim.paper in text and f"## {claim.id}{every if claim.id in NEEDS else ''}: {claim.verdict}" in text
+        assert all(f.measured.replace("|", "\\|").replace("<", "&lt;") in text for f in claim.findings)
 
 
 @pytest.mark.parametrize(

@@ -22,7 +22,7 @@ def test_exact_claims_hold_to_rounding(prompts, rng):
         advantages.variances(prompts, (2, 4), rng, 4000),
         counting.concentration((0.1, 0.5), (2, 4, 8), (0.05, 0.3)),
         gradient.norms(prompts, (2, 4), rng, 4000),
-        scores.about_two(prompts, (2, 4), rng, 60),
+        scores.about_two(prompts, (2, 8), rng, 300),
         scores.clusters(prompts, rng, 4000),
         gradient.own_reward(prompts, (2, 4, 8), rng, 4000),
         gradient.baselines(prompts),
@@ -52,6 +52,10 @@ def test_a_claim_falls_where_what_it_says_is_false(prompts, rng, monkeypatch):
     assert gradient.norms(prompts, (2, 4), rng, 100).judgement == "does not hold"
     monkeypatch.setattr(counting, "tail_bound", lambda R, p, eps: 0.1)
     assert counting.concentration((0.5,), (4,), (0.1,)).judgement == "does not hold"
+
+
+def test_few_groups_decide_nothing_about_the_mean_rank(prompts, rng):
+    assert scores.about_two(prompts, (2, 4), rng, 12).judgement == "undecided"
 
 
 def test_rank_is_not_bounded_by_the_zero_sum(prompts, rng):

@@ -1,0 +1,239 @@
+"""C2 to C6, C9, shuffled advantages and the exact controls: verdicts from records whose scores are chosen."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import numpy as np
+import pytest
+
+from grpo_sweeps.intervals import Interval
+from grpo_sweeps.report import rules
+from grpo_sweeps.report.__main__ import main
+from grpo_sweeps.report.claims import error_lines, judge_claims
+from grpo_sweeps.report.claims_gradient import slope
+from grpo_sweeps.report.query import load_sweep
+from grpo_sweeps.report.rules import CONTRADICTED, HOLDS, UNDECIDED, UNDEFINED
+from grpo_sweeps.report.table import usable_groups
+
+PREFIX = "grpo_sweeps.estimators.group."
+
+
+def scored(signal=0.0, noise=1.0, D=64, scale="mean"):
+    """A change of records: psi = signal u for right rollouts, less its mean, plus noise of norm about `noise`."""
+    rng = np.random.default_rng(1)
+
+    def change(record):
+        r = np.array(record.rewards)
+        A = r - r.mean()
+        A = A / r.std(ddof=1) if scale == "std" and record.mixed else A
+        psi = noise * rng.standard_normal((record.R, D)) / np.sqrt(D)
+        psi[:, 0] += signal * (r - r.mean())
+        gram = psi @ psi.T if record.mixed else None
+        return dataclasses.replace(record, advantages=tuple(A), weights=tuple(A / (4 * record.R)), gram=gram)
+
+    return change
+
+
+def claims_of(write, tmp_path, change=None, Rs=(4, 8), steps=30, estimator="grpo", seeds=(0,), **options):
+    for R in Rs:
+        for seed in seeds:
+            config = {"estimator._target_": PREFIX + estimator, **options.get("config", {})}
+            write(tmp_path, "s", R, seed, steps=steps, change=change, config=config, evaluate=False)
+    claims = judge_claims(load_sweep("s", tmp_path))
+    return {c.id: c for c in claims}, claims
+
+
+def at(claim, R):
+    return {f.R: f for f in claim.findings}[R]
+
+
+@pytest.mark.parametrize(
+    ("signal", "noise", "scale", "expected"),
+    [(1.0, 1e-9, "mean", 2.0), (0.0, 1.0, "mean", 1.0), (1.0, 1e-9, "std", 1.0), (0.0, 1.0, "std", 0.0)],
+)
+def test_the_slope_is_that_of_signal_and_of_noise(write, tmp_path, signal, noise, scale, expected):
+    estimator = "grpo_std" if scale == "std" else "grpo"
+    claims, _ = claims_of(write, tmp_path, scored(signal, noise, 4000, scale), (8,), estimator=estimator)
+    found = at(claims["C5"], 8).interval
+    assert found.mean == pytest.approx(expected, abs=0.05) and found.low - 0.02 <= expected <= found.high + 0.02
+    assert claims["C5"].verdict == HOLDS
+
+
+def test_a_norm_that_knows_no_spread_contradicts_c5(write, tmp_path):
+    def flat(record):
+        gram = np.eye(record.R) / max(np.square(record.weights).sum(), 1e-12) if record.mixed else None
+        return dataclasses.replace(record, gram=gram)
+
+    claims, _ = claims_of(write, tmp_path, flat)
+    assert claims["C5"].verdict == CONTRADICTED and at(claims["C5"], 8).interval.mean == pytest.approx(0, abs=1e-9)
+    assert "k = 1: " in at(claims["C5"], 8).measured
+
+
+def test_the_slope_interval_covers_and_needs_two_spreads(write, tmp_path):
+    """Groups drawn anew many times: the share of intervals that hold the slope is the promised one, about."""
+    write(tmp_path, "s", 8, 0, steps=60, change=scored(0.0, 1.0, 8), evaluate=False)
+    groups = usable_groups(load_sweep("s", tmp_path), "all", 8)
+    rng, inside, draws = np.random.default_rng(0), 0, 200
+    for _ in range(draws):
+        square = groups["k"] * (8 - groups["k"]) * rng.chisquare(4, len(groups)) / 4
+        found = slope(groups.assign(gradient_norm=np.sqrt(square)), 0.05)
+        inside += found.low <= 1.0 <= found.high
+    assert 0.88 <= inside / draws <= 0.99
+    assert not slope(groups[groups["k"].isin([3, 5])], 0.05).known
+    assert not slope(groups[:2], 0.05).known
+
+
+def test_two_rollouts_have_no_slope(write, tmp_path):
+    claims, _ = claims_of(write, tmp_path, scored(), (2,))
+    assert claims["C5"].verdict == UNDECIDED and "no slope" in at(claims["C5"], 2).null
+    assert "same norm: nothing" in at(claims["Shuffled"], 2).measured
+    assert "not to be had" in at(claims["C9"], 2).null
+
+
+def test_shuffled_advantages_find_scores_along_the_reward_and_not_noise(write, tmp_path):
+    (claims, _), (noise, _) = (
+        claims_of(write, tmp_path / name, scored(signal)) for name, signal in (("signal", 2.0), ("noise", 0.0))
+    )
+    assert claims["Shuffled"].verdict == CONTRADICTED and at(claims["Shuffled"], 8).interval.high < 0.3
+    assert noise["Shuffled"].verdict == UNDECIDED
+    for R in (4, 8):
+        assert at(noise["Shuffled"], R).interval.low < 0.5 < at(noise["Shuffled"], R).interval.high
+    assert any("R = 4: one group cannot reach a p-value below 0.25, so never" in r for r in claims["Shuffled"].remarks)
+
+
+def test_sums_and_variances_are_exact_and_can_fail(write, tmp_path):
+    claims, every = claims_of(write, tmp_path / "right", scored())
+    assert {claims[name].verdict for name in ("C2", "C3", "C4", "Controls")} == {HOLDS} and not error_lines(every)
+
+    def shifted(record):
+        return dataclasses.replace(scored()(record), advantages=tuple(a + 0.01 for a in record.advantages))
+
+    claims, every = claims_of(write, tmp_path / "wrong", shifted)
+    assert {claims[name].verdict for name in ("C2", "C3")} == {CONTRADICTED}
+    lines = "\n".join(error_lines(every))
+    assert "C2: ERROR: " in lines and "C3: ERROR: " in lines and "all-equal groups" in lines and "lone right" in lines
+
+
+def test_a_broken_identity_is_an_error_line_at_the_terminal(write, tmp_path, capsys):
+    def shifted(record):
+        return dataclasses.replace(record, advantages=tuple(a + 0.01 for a in record.advantages))
+
+    write(tmp_path / "runs", "s", 4, 0, steps=4, change=shifted)
+    assert main([f"runs_dir={tmp_path / 'runs'}", f"out={tmp_path / 'out'}"]) == 0
+    assert "C2: ERROR: all, R = 4: advantages that must sum to zero do not" in capsys.readouterr().err
+    assert "must sum to zero" in (tmp_path / "out/index.html").read_text()
+
+
+@pytest.mark.parametrize(("estimator", "factor"), [("rloo", 4 / 3), ("reinforce", 1.0)])
+def test_other_estimators_have_other_sums(write, tmp_path, estimator, factor):
+    def change(record):
+        r = np.array(record.rewards)
+        A = factor * (r - r.mean()) if estimator == "rloo" else r
+        return dataclasses.replace(record, advantages=tuple(A), weights=tuple(A / 16))
+
+    claims, every = claims_of(write, tmp_path, change, (4,), estimator=estimator)
+    expected = HOLDS if estimator == "rloo" else UNDECIDED
+    assert claims["C2"].verdict == expected and not error_lines(every)
+    assert claims["C3"].verdict == claims["C4"].verdict == UNDECIDED
+
+
+def test_leave_one_out_that_is_a_group_mean_is_an_error(write, tmp_path):
+    claims, every = claims_of(write, tmp_path, None, (4,), estimator="rloo")
+    assert claims["C3"].verdict == CONTRADICTED
+    assert [line.startswith("C3: ERROR: all, R = 4: Var A 0.75") for line in error_lines(every)] == [True]
+
+
+def test_weights_by_length_do_not_sum_to_zero(write, tmp_path):
+    def by_length(record):
+        lengths = tuple(range(3, 3 + record.R))
+        return dataclasses.replace(
+            record, lengths=lengths, weights=tuple(a / n for a, n in zip(record.advantages, lengths, strict=True))
+        )
+
+    claims, every = claims_of(write, tmp_path, by_length, (4,))
+    assert claims["C2"].verdict == HOLDS and not error_lines(every)
+    sweep = load_sweep("s", tmp_path)
+    assert sweep.groups["weight_sum"].max() > 0.1 and sweep.groups["advantage_sum"].max() < 1e-12
+
+
+@pytest.mark.parametrize("column", ["control_sign_flip", "control_leave_one_out", "control_std", "centred"])
+def test_each_control_can_fail(full_sweep, column):
+    sweep = load_sweep("full", full_sweep)
+    name = "centred_numerical_rank" if column == "centred" else column
+    row = usable_groups(sweep, "all", 4).index[0]
+    sweep.groups.loc[row, name] = 4.0 if column == "centred" else 1e-3
+    claims = judge_claims(sweep)
+    controls = {c.id: c for c in claims}["Controls"]
+    assert controls.verdict == CONTRADICTED
+    assert [f.verdict for f in controls.findings] == [HOLDS, CONTRADICTED, HOLDS]
+    assert any(line.startswith("Controls: ERROR: all, R = 4") for line in error_lines(claims))
+
+
+def test_c6_pairs_the_thirds_of_each_run_and_judges_nothing(write, tmp_path):
+    def late_equal(record):
+        if record.step < 20:
+            return record
+        ones = (1.0,) * record.R
+        return dataclasses.replace(record, rewards=ones, advantages=(0.0,) * record.R, gram=None)
+
+    claims, _ = claims_of(write, tmp_path, late_equal, (4,), seeds=(0, 1, 2))
+    found = at(claims["C6"], 4)
+    assert claims["C6"].verdict == UNDEFINED and found.interval.low > 0.5 and "1.000 in the last" in found.measured
+    alone, _ = claims_of(write, tmp_path / "one", late_equal, (4,))
+    assert isinstance(at(alone["C6"], 4).interval, Interval) and not at(alone["C6"], 4).interval.known
+
+
+def policy(write, tmp_path, shift):
+    """Rollouts drawn from a policy of four outcomes with E psi = `shift`; all-equal groups have no Gram."""
+    rng = np.random.default_rng(3)
+    p_N, r_N = np.array([0.2, 0.2, 0.35, 0.25]), np.array([1.0, 1.0, 0.0, 0.0])
+    psi_ND = rng.standard_normal((4, 3))
+    psi_ND += shift - p_N @ psi_ND
+
+    def change(record):
+        index = rng.choice(4, record.R, p=p_N)
+        r = r_N[index]
+        A = r - r.mean()
+        gram = psi_ND[index] @ psi_ND[index].T if np.ptp(r) else None
+        return dataclasses.replace(record, rewards=tuple(r), advantages=tuple(A), weights=tuple(A / 16), gram=gram)
+
+    return claims_of(write, tmp_path, change, steps=60)
+
+
+def test_the_score_mean_null_tells_a_sampler_from_another(write, tmp_path):
+    claims, every = policy(write, tmp_path / "same", 0.0)
+    assert claims["C9"].verdict == UNDEFINED and not error_lines(every)
+    claims, every = policy(write, tmp_path / "other", 1.0)
+    assert any(line.startswith("C9: ERROR: all, R = 8: the score-mean null is") for line in error_lines(every))
+
+
+def test_directions_of_gaussian_scores(write, tmp_path):
+    claims_of(write, tmp_path, scored(0.0, 1.0, 16), steps=60)
+    claims = judge_claims(load_sweep("s", tmp_path))
+    measured = at({c.id: c for c in claims}["C9"], 8).measured
+    assert 13 < float(measured.split("directions ")[1].split(" ")[0]) < 19  # F = I/16: 16 directions
+
+
+def test_rows_of_the_loss_and_rewards_between_decide_less(write, tmp_path):
+    def loss(record):
+        return dataclasses.replace(record, rows="loss")
+
+    claims, every = claims_of(write, tmp_path / "loss", loss, (4,))
+    assert claims["C9"].verdict == claims["Shuffled"].verdict == claims["Controls"].verdict == UNDECIDED
+    assert at(claims["C5"], 4).groups > 0 and at(claims["C7"], 4).groups > 0 and not error_lines(every)
+
+    def graded(record):
+        return dataclasses.replace(record, rewards=tuple(0.5 * r for r in record.rewards))
+
+    claims, _ = claims_of(write, tmp_path / "graded", graded, (4,))
+    assert claims["C5"].verdict == claims["Shuffled"].verdict == UNDECIDED
+
+
+def test_what_no_record_decides_says_what_is_needed(full_sweep):
+    claims = judge_claims(load_sweep("full", full_sweep))
+    ids = [c.id for c in claims]
+    assert ids == [*(f"C{i}" for i in range(1, 16)), "Controls", "Shuffled"]
+    for claim in claims:
+        if claim.id in ("C1", "C11", "C12", "C13", "C14", "C15"):
+            assert claim.verdict == UNDECIDED and claim.remarks[0].startswith(f"It {rules.UNDECIDED}: ")
