@@ -7,7 +7,8 @@ Here the list of them is made, and three are judged:
     C10  Table 1's pairs of top-1 fraction and effective rank
 
 C2 to C4 are in `claims_advantages`, C5 and shuffled advantages in `claims_gradient`, C6 in `claims_training`, C9 in
-`claims_scores`, exact assertions in `controls`, and what no such record decides in `undecided`.
+`claims_scores`, exact assertions in `controls`, what no such record decides in `undecided`, and the
+open question Q3 in `longitudinal`.
 
 Every claim says what the paper says, what was measured with its interval, what the null gives, and the verdict in
 words.
@@ -30,6 +31,7 @@ from grpo_sweeps.report.controls import controls
 from grpo_sweeps.report.feasibility import cell_range, effective_rank_ranges, energy_in_two
 from grpo_sweeps.report.finding import EVERY_ARM, UNKNOWN, Claim, Finding, estimator_of, records_of
 from grpo_sweeps.report.formats import markdown, with_interval
+from grpo_sweeps.report.longitudinal import q3
 from grpo_sweeps.report.measure import CONTROLS
 from grpo_sweeps.report.query import Sweep
 from grpo_sweeps.report.rules import ABOUT_TWO, HOLDS, MARGIN, UNDECIDED, all_of, judge
@@ -57,7 +59,7 @@ def judge_claims(sweep: Sweep) -> list[Claim]:
         measured = [c5(arm, kind, groups, records, alpha), c6(arm, records), c9(arm, groups, alpha)]
         claims += [replace(claim, remarks=(*scope, *claim.remarks)) for claim in measured]
         claims += [_c7(arm, groups, alpha), _c8(arm, groups, alpha, scope), _c10(arm, groups, alpha, scope)]
-        claims += [controls(arm, groups), shuffled(arm, groups, alpha)]
+        claims += [controls(arm, groups), shuffled(arm, groups, alpha), q3(arm, groups)]
     return sorted([*claims, *undecided()], key=_order)
 
 

@@ -27,7 +27,7 @@ from grpo_sweeps.report.query import Sweep
 CUT = 900  # characters of a completion or prompt that are shown
 PER_CELL = 2  # completions shown for each arm and R: one right and one wrong where there are both
 TONES = {rules.HOLDS: ("yes", "✓"), rules.CONTRADICTED: ("no", "✗"), rules.UNDECIDED: ("open", "?")}
-TONES[rules.UNDEFINED] = ("open", "–")
+TONES |= {rules.UNDEFINED: ("open", "–"), rules.ASKED: ("open", "–")}
 
 
 def render_page(

@@ -8,6 +8,7 @@ HOLDS = "holds in these runs"
 CONTRADICTED = "contradicted by these runs"
 UNDECIDED = "cannot be decided from these runs"
 UNDEFINED = "undefined in the paper"
+ASKED = "a question: shown, not judged"
 
 ALPHA = 0.05
 """Chance, at most, that any verdict of one report is wrong by the draw of its data (Bonferroni over its tests)."""

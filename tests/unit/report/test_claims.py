@@ -141,8 +141,8 @@ def test_the_null_of_c10_against_the_weights(paper_sweep):
 def test_frame_and_markdown_carry_every_finding(full_sweep):
     claims = judge_claims(load_sweep("full", full_sweep))
     frame = claims_frame(claims)
-    assert len(frame) == 11 * 4 + 6 and frame["R"].isna().sum() == 17
-    assert set(frame["verdict"]) <= {HOLDS, CONTRADICTED, UNDECIDED, UNDEFINED}
+    assert len(frame) == 12 * 4 + 6 and frame["R"].isna().sum() == 18
+    assert set(frame["verdict"]) <= {HOLDS, CONTRADICTED, UNDECIDED, UNDEFINED, rules.ASKED}
     text, every = claims_markdown(claims), " (every arm)"
     for claim in claims:
         assert claim.paper in text and f"## {claim.id}{every if claim.id in NEEDS else ''}: {claim.verdict}" in text

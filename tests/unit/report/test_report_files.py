@@ -100,7 +100,7 @@ def test_the_page_needs_no_network_runs_no_script_and_is_accessible(hostile):
 def test_a_claim_has_one_card_for_all_arms_and_what_is_open_one_line(hostile):
     text = (hostile[0] / "index.html").read_text()
     verdicts = text[text.index('aria-label="Verdicts"') : text.index("</section>")]
-    ids = [f"C{i}" for i in (2, 3, 4, 5, 6, 7, 8, 9, 10)] + ["Controls", "Shuffled"]
+    ids = [f"C{i}" for i in (2, 3, 4, 5, 6, 7, 8, 9, 10)] + ["Controls", "Q3", "Shuffled"]
     assert re.findall(r"<h3>(\w+)</h3>", verdicts) == ids and verdicts.count('class="verdict') == 2 * len(ids)
     assert "C1, C11, C12, C13, C14, C15: records of this kind do not decide them" in verdicts
     assert text.count("The paper says: ") == 2 * 9 + 6 and text.count("Exact, whatever the data: ") == 2
@@ -217,7 +217,7 @@ def test_a_sweep_without_measurement_or_evaluation_still_gives_a_report(write, t
     out, claims = build("bare", tmp_path / "runs", tmp_path / "out", ["report"])
     frame = pd.read_csv(io.StringIO((out / "table1.csv").read_text()))
     assert np.isnan(frame.at[0, "effective_rank"]) and frame.at[0, "measured_mixed_groups"] == 0
-    assert "nothing measured" in (out / "index.html").read_text() and len(claims) == 17
+    assert "nothing measured" in (out / "index.html").read_text() and len(claims) == 18
 
 
 def test_rewards_that_are_not_binary_have_no_k(write, tmp_path):

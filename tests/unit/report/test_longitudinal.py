@@ -1,0 +1,69 @@
+"""The change of the mean rank over training, taken apart: what k does and what the scores do."""
+
+from __future__ import annotations
+
+import numpy as np
+import pandas as pd
+import pytest
+
+from grpo_sweeps.report import longitudinal
+from grpo_sweeps.report.longitudinal import change, q3, tables, third_of
+from grpo_sweeps.spectra import null_effective_rank
+
+
+def made(shares0, shares1, rank, prompts=30, per=60, R=4, seed=0):
+    """Groups of two thirds of training: `shares` of k = 1, 2, 3 and rank(k, third)."""
+    rng = np.random.default_rng(seed)
+    rows = []
+    for third, shares in ((0, shares0), (1, shares0), (2, shares1)):
+        for i in range(per):
+            k = int(rng.choice([1, 2, 3], p=shares))
+            rows.append((third * per + i, f"p{rng.integers(prompts)}", float(k), rank(k, third)))
+    return pd.DataFrame(rows, columns=["step", "prompt_id", "k", "effective_rank"])
+
+
+def null(k, third):
+    return float(null_effective_rank(k, 4))
+
+
+def whole(groups):
+    counts, sums = tables(groups.assign(third=third_of(groups)))
+    return change(counts.sum(axis=0), sums.sum(axis=0))
+
+
+def test_parts_add_up_exactly():
+    rng = np.random.default_rng(1)
+    groups = made([0.2, 0.5, 0.3], [0.6, 0.2, 0.2], lambda k, third: float(rng.uniform(1, 4)))
+    found = whole(groups)
+    assert found is not None
+    assert found.composition + found.geometry == pytest.approx(found.total, rel=1e-12) and found.matched == 1
+
+
+def test_a_rank_that_k_alone_moves_is_composition():
+    groups = made([0.1, 0.8, 0.1], [0.5, 0.0, 0.5], null)
+    groups.loc[groups.index[-1], ["k", "effective_rank"]] = [2.0, 4.0]  # so that both thirds have every k
+    found = whole(groups)
+    assert found is not None
+    assert found.total < -0.5 and found.geometry == pytest.approx(0, abs=1e-12)
+
+
+def test_a_rank_that_falls_at_every_k_is_geometry():
+    groups = made([0.2, 0.6, 0.2], [0.2, 0.6, 0.2], lambda k, third: null(k, third) - 0.25 * third)
+    claim = q3("arm", {4: groups})
+    (finding,) = claim.findings
+    assert finding.interval.low <= -0.5 <= finding.interval.high and finding.interval.high < -0.45
+    assert "geometry -0.5" in finding.measured and "100% of groups matched" in finding.measured
+
+
+def test_what_only_one_third_has_is_left_out_and_said():
+    groups = made([0.0, 1.0, 0.0], [0.5, 0.5, 0.0], null)
+    found = whole(groups)
+    assert found is not None and found.total == 0 and 0.5 < found.matched < 1
+    none = made([1.0, 0.0, 0.0], [0.0, 0.0, 1.0], null)
+    assert whole(none) is None
+    assert q3("arm", {4: none}).findings[0].measured == "nothing measured"
+
+
+def test_few_prompts_say_nothing():
+    groups = made([0.2, 0.6, 0.2], [0.2, 0.6, 0.2], null, prompts=longitudinal.MIN_PROMPTS - 1)
+    assert q3("arm", {4: groups}).findings[0].measured == "nothing measured"
