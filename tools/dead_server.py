@@ -1,4 +1,4 @@
-"""python tools/dead_server.py [steps=60] [rounds=5] [R=8] [seed=0] [json=FILE]
+"""python tools/dead_server.py [steps=60] [rounds=5] [R=8] [prompts=16] [seed=0] [json=FILE]
 
 How much a dead tracking server slows training. Each round starts two runs of the same configuration one after the
 other, in random order: one copied to a healthy `mlflow server`, one to an address where a server takes connections and
@@ -31,7 +31,7 @@ RUN = (
 
 def main(argv: list[str]) -> int:
     """The command; returns its exit code."""
-    options = {"steps": "60", "rounds": "5", "R": "8", "seed": "0", "json": ""}
+    options = {"steps": "60", "rounds": "5", "R": "8", "prompts": "16", "seed": "0", "json": ""}
     if {"-h", "--help"} & set(argv):
         print(__doc__)
         return 0
@@ -57,7 +57,8 @@ def main(argv: list[str]) -> int:
             for number in range(rounds):
                 times = {}
                 for kind in rng.sample(sorted(uris), 2):
-                    times[kind] = step_times(folder / f"{number}-{kind}", uris[kind], options["R"], steps, number)
+                    words = ["tracking=mlflow", f"tracking.uri={uris[kind]}", f"trainer.prompts={options['prompts']}"]
+                    times[kind] = recorded(folder / f"{number}-{kind}", words, options["R"], steps, number)[0]
                 ratios.append(times["dead"][WARM_UP:] / times["healthy"][WARM_UP:])
                 print(f"round {number}: dead {np.median(times['dead'][WARM_UP:]):.4f} s, healthy "
                       f"{np.median(times['healthy'][WARM_UP:]):.4f} s, median ratio {np.median(ratios[-1]):.4f}",
@@ -66,16 +67,11 @@ def main(argv: list[str]) -> int:
             server.kill()
     middle, low, high = interval(np.array(ratios), seed)
     print(f"median step after step {WARM_UP}, dead / healthy: {middle:.4f} [{low:.4f}, {high:.4f}] "
-          f"({rounds} rounds of {steps} steps at R={options['R']})")  # fmt: skip
+          f"({rounds} rounds of {steps} steps at R={options['R']}, {options['prompts']} prompts a step)")  # fmt: skip
     if options["json"]:
         content = {"median": middle, "low": low, "high": high, "ratios": [list(map(float, r)) for r in ratios]}
         Path(options["json"]).write_text(json.dumps(content, indent=1) + "\n")
     return 0
-
-
-def step_times(folder: Path, uri: str, R: str, steps: int, seed: int) -> np.ndarray:
-    """Seconds of each step of one run, from one record to the next: what lies between two steps counts too."""
-    return recorded(folder, ["tracking=mlflow", f"tracking.uri={uri}"], R, steps, seed)[0]
 
 
 def recorded(folder: Path, more: list[str], R: str, steps: int, seed: int) -> tuple[np.ndarray, np.ndarray]:
