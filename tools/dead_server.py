@@ -31,20 +31,12 @@ RUN = (
 
 def main(argv: list[str]) -> int:
     """The command; returns its exit code."""
-    options = {"steps": "60", "rounds": "5", "R": "8", "prompts": "16", "seed": "0", "json": ""}
-    if {"-h", "--help"} & set(argv):
-        print(__doc__)
-        return 0
-    for word in argv:
-        key, equals, value = word.partition("=")
-        if not equals or key not in options or (key != "json" and not value.isdigit()):
-            print(f"{word}: not understood; allowed are {', '.join(f'{k}=NUMBER' for k in options)}", file=sys.stderr)
-            return 2
-        options[key] = value
+    options = options_of(
+        argv, {"steps": "60", "rounds": "5", "R": "8", "prompts": "16", "seed": "0", "json": ""}, __doc__
+    )
+    if isinstance(options, int):
+        return options
     steps, rounds, seed = int(options["steps"]), int(options["rounds"]), int(options["seed"])
-    if steps < WARM_UP + BLOCK:
-        print(f"steps={steps}: at least {WARM_UP + BLOCK} are needed", file=sys.stderr)
-        return 2
     folder, rng = Path(tempfile.mkdtemp(prefix="dead-server-")), random.Random(seed)
     server = Server(folder / "server")
     server.start()
@@ -72,6 +64,23 @@ def main(argv: list[str]) -> int:
         content = {"median": middle, "low": low, "high": high, "ratios": [list(map(float, r)) for r in ratios]}
         Path(options["json"]).write_text(json.dumps(content, indent=1) + "\n")
     return 0
+
+
+def options_of(argv: list[str], options: dict[str, str], doc: str | None) -> dict[str, str] | int:
+    """`options` as the words of a command set them; an exit code where there is nothing to do."""
+    if {"-h", "--help"} & set(argv):
+        print(doc)
+        return 0
+    for word in argv:
+        key, equals, value = word.partition("=")
+        if not equals or key not in options or (key != "json" and not value.isdigit()):
+            print(f"{word}: not understood; allowed are {', '.join(f'{k}=...' for k in options)}", file=sys.stderr)
+            return 2
+        options[key] = value
+    if int(options["steps"]) < WARM_UP + BLOCK:
+        print(f"steps={options['steps']}: at least {WARM_UP + BLOCK} are needed", file=sys.stderr)
+        return 2
+    return options
 
 
 def recorded(folder: Path, more: list[str], R: str, steps: int, seed: int) -> tuple[np.ndarray, np.ndarray]:

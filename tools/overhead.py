@@ -15,27 +15,17 @@ import tempfile
 from pathlib import Path
 
 import numpy as np
-from dead_server import BLOCK, WARM_UP, interval, recorded
+from dead_server import WARM_UP, interval, options_of, recorded
 
 KINDS = {"local": ["tracking=local"], "mlflow": ["tracking=mlflow", "tracking.uri=sqlite:///mlflow.db"]}
 
 
 def main(argv: list[str]) -> int:
     """The command; returns its exit code."""
-    options = {"steps": "60", "rounds": "5", "R": "8", "seed": "0", "json": ""}
-    if {"-h", "--help"} & set(argv):
-        print(__doc__)
-        return 0
-    for word in argv:
-        key, equals, value = word.partition("=")
-        if not equals or key not in options or (key != "json" and not value.isdigit()):
-            print(f"{word}: not understood; allowed are {', '.join(f'{k}=...' for k in options)}", file=sys.stderr)
-            return 2
-        options[key] = value
+    options = options_of(argv, {"steps": "60", "rounds": "5", "R": "8", "seed": "0", "json": ""}, __doc__)
+    if isinstance(options, int):
+        return options
     steps, rounds, seed = int(options["steps"]), int(options["rounds"]), int(options["seed"])
-    if steps < WARM_UP + BLOCK:
-        print(f"steps={steps}: at least {WARM_UP + BLOCK} are needed", file=sys.stderr)
-        return 2
     folder, rng = Path(tempfile.mkdtemp(prefix="overhead-")), random.Random(seed)
     besides: dict[str, list[float]] = {kind: [] for kind in KINDS}
     ratios = []
