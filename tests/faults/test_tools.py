@@ -64,7 +64,7 @@ def test_the_counting_sees_what_is_lost_doubled_and_changed(tmp_path: Path, chec
     assert (short.lost, short.doubled, short.largest) == (2, 0, float("inf"))
     twice = made(tmp_path / "twice")
     lines = (twice / "metrics.jsonl").read_text().splitlines(keepends=True)
-    (twice / "metrics.jsonl").write_text("".join([*lines, lines[-1].replace('"reward": 1.0', '"reward": 1.25')]))
+    (twice / "metrics.jsonl").write_text("".join([*lines, lines[-1].replace('"reward":1.0', '"reward":1.25')]))
     (segment,) = (twice / "evals").glob("segment-*")
     shutil.copy(segment, segment.with_name("segment-00007_steps-0000000-0000002.parquet"))
     found = check.compare(twice, whole)
