@@ -194,7 +194,7 @@ def monte_carlo(enumeration: Enumeration, weights: Weights, R: int, draws: int, 
     return Sampled(Moments(mean_D, second), (variance_D / draws).sqrt(), mse, mse_error, draws)
 
 
-def step_moments(groups: Sequence[Moments], B: int) -> Moments:
+def step_moments(groups: Sequence[Moments], B: float) -> Moments:
     """Moments of the mean of B groups whose prompts are drawn independently and uniformly from those of `groups`."""
     mean_D = torch.stack([group.mean_D for group in groups]).mean(dim=0)
     norm = float(mean_D.square().sum())

@@ -60,7 +60,7 @@ def render_page(
         headline=headline(tables["table1"]),
         by_k=_by_k(tables["by_k"]),
         ranks=_ranks(tables["ranks"]),
-        plots=[_plot(p, images) for p in plots],
+        plots=[inlined(p, images) for p in plots],
         not_drawn="" if "layers" in tables else NOT_DRAWN,
         completions=_completions(sweep),
         cut=CUT,
@@ -129,7 +129,8 @@ def _ranks(table: pd.DataFrame) -> tuple[list[str], list[list[str]]]:
     return [*start, *(q.replace("_", " ") for q in quantities)], rows
 
 
-def _plot(plot: Plot, images: Mapping[str, bytes]) -> dict[str, Any]:
+def inlined(plot: Plot, images: Mapping[str, bytes]) -> dict[str, Any]:
+    """A figure for a page: its panels as data, so that the page asks for no file."""
     panels = []
     for i, panel in enumerate(plot.panels, start=1):
         data = base64.b64encode(images[f"{plot.name}_{i}.svg"]).decode("ascii")

@@ -15,9 +15,10 @@ import numpy as np
 import torch
 
 from grpo_sweeps.estimators import grpo, rloo
-from grpo_sweeps.exact import group_moments, one_group_weights
+from grpo_sweeps.exact import Moments, between_prompts, group_moments, one_group_weights, step_moments
 from grpo_sweeps.science.claim import EXACT, Claim, relative, worst
 from grpo_sweeps.science.prompts import Prompt
+from grpo_sweeps.ustatistics import best_group_size
 
 Estimator = Callable[[torch.Tensor], torch.Tensor]
 
@@ -28,15 +29,14 @@ def rescaled(rewards_GR: torch.Tensor) -> torch.Tensor:
 
 
 @functools.cache
-def moments_of(o: Prompt, R: int, estimator: Estimator) -> tuple[np.ndarray, float]:
-    """E g (D,) and E ||g||^2 of one group, g = sum_i A_i psi_i / R."""
-    found = group_moments(o.e, one_group_weights(estimator, "sum", o.e.tokens_NT.shape[1]), R, by_length=False)
-    return found.mean_D.numpy(), found.second
+def moments_of(o: Prompt, R: int, estimator: Estimator) -> Moments:
+    """Of one group's gradient g = sum_i A_i psi_i / R."""
+    return group_moments(o.e, one_group_weights(estimator, "sum", o.e.tokens_NT.shape[1]), R, by_length=False)
 
 
-def oracle_moments(o: Prompt, R: int) -> tuple[np.ndarray, float]:
+def oracle_moments(o: Prompt, R: int) -> Moments:
     """The same for A_i = r_i - v, which knows the value."""
-    return o.grad_J_D, o.e.V1 / R + o.signal
+    return Moments(o.e.grad_J_D, o.e.V1 / R + o.signal)
 
 
 @dataclass(frozen=True)
@@ -49,13 +49,9 @@ class Quality:
     cosine: float
 
 
-def quality(moments: Sequence[tuple[np.ndarray, float]], target_D: np.ndarray, B: float) -> Quality:
-    """moments: one (mean, second) a prompt, all prompts alike in chance."""
-    mean_D = np.mean([mean for mean, _ in moments], axis=0)
-    variance = (float(np.mean([second for _, second in moments])) - float(mean_D @ mean_D)) / B
-    off_D = mean_D - target_D
-    norm = np.sqrt((variance + mean_D @ mean_D) * (target_D @ target_D))
-    return Quality(variance + float(off_D @ off_D), float(mean_D @ target_D) / norm)
+def quality(step: Moments, target_D: np.ndarray) -> Quality:
+    norm = np.sqrt(step.second * (target_D @ target_D))
+    return Quality(step.mse(torch.from_numpy(target_D)), float(step.mean_D.numpy() @ target_D) / norm)
 
 
 @dataclass(frozen=True)
@@ -78,12 +74,12 @@ class Budget:
 
     @property
     def between(self) -> float:
-        return float(np.mean([o.signal for o in self.prompts]) - self.target_D @ self.target_D)
+        return between_prompts([o.e for o in self.prompts])
 
     @property
     def best_R(self) -> float:
         """1 + sqrt(E V2 / V_between); infinite where all prompts have the same gradient."""
-        return 1 + float(np.sqrt(self.V2 / self.between)) if self.between > 0 else float("inf")
+        return best_group_size(self.V2, self.between)
 
     def leave_one_out(self, R: float, N: int) -> float:
         """The closed form of its MSE."""
@@ -94,10 +90,13 @@ class Budget:
 
     def of(self, estimator: Estimator, R: int, N: int) -> Quality:
         """By class moments, without the closed forms."""
-        return quality([moments_of(o, R, estimator) for o in self.prompts], self.target_D, N / R)
+        return self._step([moments_of(o, R, estimator) for o in self.prompts], N / R)
 
     def oracle(self, R: int, N: int) -> Quality:
-        return quality([oracle_moments(o, R) for o in self.prompts], self.target_D, N / R)
+        return self._step([oracle_moments(o, R) for o in self.prompts], N / R)
+
+    def _step(self, groups: list[Moments], B: float) -> Quality:
+        return quality(step_moments(groups, B), self.target_D)
 
     def found_R(self, N: int, within: float = 1.05) -> tuple[int, tuple[int, int]]:
         """Whole R of least MSE of leave-one-out, by moments alone, and the range of R within a factor of it.
@@ -126,7 +125,7 @@ def identities(budgets: Sequence[Budget], Rs: Sequence[int], N: int) -> float:
     return worst(errors)
 
 
-def best_group_size(budgets: dict[str, Budget], Rs: Sequence[int], N: int) -> Claim:
+def best_R(budgets: dict[str, Budget], Rs: Sequence[int], N: int) -> Claim:
     """U1, of arXiv 2603.01162: the MSE of the U-statistic and the group size of least error."""
     error = identities(list(budgets.values()), Rs, N)
     words, near = [], []

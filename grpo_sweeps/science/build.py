@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import base64
 import time
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -17,6 +15,8 @@ from grpo_sweeps.estimators.declared import DECLARATIONS
 from grpo_sweeps.exact import Enumeration, SoftmaxPolicy, TokenReward, binary, several_prompts
 from grpo_sweeps.report.drawing import Plot, render
 from grpo_sweeps.report.formats import csv, markdown
+from grpo_sweeps.report.page import inlined
+from grpo_sweeps.report.rules import ABOUT_TWO, MARGIN
 from grpo_sweeps.science import advantages, budget, credit, figures, gradient, scores, training
 from grpo_sweeps.science import binary as counting
 from grpo_sweeps.science.budget import Budget
@@ -41,10 +41,10 @@ TONES = {
 RULES = (
     f"Fixed before anything was computed. An identity holds when its largest relative error is below {EXACT:g}; one "
     "exact case that contradicts a statement made without exception refutes it (C7: one possible group of rank R). "
-    f"C8 falls where the interval of a mean lies outside 2 +- {scores.ABOUT_TWO} at some R. All other drawn figures "
-    f"are a check and decide nothing: their intervals are {Z:g} standard errors to either side, so that one report "
-    "of a thousand has a miss by chance. A claim about Nemotron-4B is not decided by another policy: what is shown "
-    "here is what follows from the definitions, and what does not."
+    f"C8 falls where the interval of a mean lies outside {ABOUT_TWO:g} +- {MARGIN:g} at some R. All other drawn "
+    f"figures are a check and decide nothing: their intervals are {Z:g} standard errors to either side, so that one "
+    "report of a thousand has a miss by chance. A claim about Nemotron-4B is not decided by another policy: what is "
+    "shown here is what follows from the definitions, and what does not."
 )
 
 
@@ -69,22 +69,22 @@ def policy_of(options: Options, seed: int) -> SoftmaxPolicy:
     return SoftmaxPolicy(options.prompts, tokens=4, max_length=4, seed=seed)
 
 
-def enumerate_all(options: Options) -> dict[str, list[Enumeration]]:
+def enumerate_all(options: Options) -> dict[str, Budget]:
+    """The prompts of each policy, every sequence listed."""
     seeds = range(options.seed, options.seed + options.policies)
-    return {f"policy {s}": several_prompts(policy_of(options, s), rewards_of(options.prompts)) for s in seeds}
+    found = {s: several_prompts(policy_of(options, s), rewards_of(options.prompts)) for s in seeds}
+    return {f"policy {s}": Budget(tuple(map(Prompt, enumerations))) for s, enumerations in found.items()}
 
 
-def judge(options: Options, found: dict[str, list[Enumeration]], turns: Sequence[Enumeration]) -> list[Claim]:
+def judge(options: Options, budgets: dict[str, Budget], turns: Sequence[Enumeration]) -> list[Claim]:
     """Every claim, C1 to C15 and U1, on the first policy and, where one is not enough, on all."""
     rng = np.random.default_rng(options.seed)
-    everything = [e for enumerations in found.values() for e in enumerations]
-    prompts = [Prompt(e) for e in everything]
-    first = prompts[: options.prompts]
-    budgets = {name: Budget(tuple(Prompt(e) for e in es)) for name, es in found.items()}
+    first = next(iter(budgets.values()))
+    prompts = [o for one in budgets.values() for o in one.prompts]
     path = training.ascend(policy_of(options, options.seed), rewards_of(options.prompts), 60, 1.0, max(RS))
-    claims = [
-        credit.one_advantage(everything),
-        advantages.zero_sum(first, (2, 3, 4)),
+    return [
+        credit.one_advantage([o.e for o in prompts]),
+        advantages.zero_sum(first.prompts, (2, 3, 4)),
         advantages.variances(prompts, RS, rng, options.draws),
         counting.concentration((0.05, 0.3, 0.5), (*RS, 16), (0.05, 0.1, 0.3)),
         gradient.norms(prompts, RS, rng, options.draws),
@@ -93,14 +93,13 @@ def judge(options: Options, found: dict[str, list[Enumeration]], turns: Sequence
         scores.about_two(prompts, RS, rng, 300),
         scores.clusters(prompts, rng, options.draws),
         scores.feasible(),
-        budget.two_budgets(next(iter(budgets.values())), (*RS, 16), 8, ROLLOUTS),
+        budget.two_budgets(first, (*RS, 16), 8, ROLLOUTS),
         counting.hoeffding_table(),
         credit.growing_bias(turns),
         gradient.own_reward(prompts, (*RS, 16), rng, options.draws),
         gradient.baselines(prompts),
-        budget.best_group_size(budgets, (2, 3, *RS[1:], 16), ROLLOUTS),
+        budget.best_R(budgets, (2, 3, *RS[1:], 16), ROLLOUTS),
     ]
-    return claims
 
 
 def budget_plot(options: Options, one: Budget) -> Plot:
@@ -122,13 +121,11 @@ def budget_plot(options: Options, one: Budget) -> Plot:
     return figures.by_group_size(exact, curves, gains, one, ROLLOUTS)
 
 
-def plots_of(options: Options, found: dict[str, list[Enumeration]], turns: Sequence[Enumeration]) -> list[Plot]:
-    first = tuple(Prompt(e) for e in next(iter(found.values())))
-    one = Budget(first)
+def plots_of(options: Options, one: Budget, turns: Sequence[Enumeration]) -> list[Plot]:
     return [
         budget_plot(options, one),
         figures.to_oracle(one, (*RS, 16, 32, 64), {name: DECLARATIONS[name].function for name in BY_GROUP[:3]}),
-        figures.norm_and_k(first, max(RS)),
+        figures.norm_and_k(one.prompts, max(RS)),
         figures.problem_weights(),
         figures.stages(turns),
     ]
@@ -138,9 +135,10 @@ def build(options: Options, command: str) -> list[Claim]:
     """Write reports/theory; returns the claims."""
     start, out = time.perf_counter(), Path(options.out)
     out.mkdir(parents=True, exist_ok=True)
-    found, turns = enumerate_all(options), credit.multi_turn(range(60))
-    claims = judge(options, found, turns)
-    plots = plots_of(options, found, turns)
+    budgets, turns = enumerate_all(options), credit.multi_turn(range(60))
+    claims = judge(options, budgets, turns)
+    first = next(iter(budgets.values()))
+    plots = plots_of(options, first, turns)
     images: dict[str, bytes] = {}
     for plot in plots:
         images |= render(plot)
@@ -150,7 +148,9 @@ def build(options: Options, command: str) -> list[Claim]:
     (out / "claims.csv").write_text(csv(pd.DataFrame([asdict(c) for c in claims])), encoding="utf-8")
     (out / "claims.md").write_text(as_markdown(claims), encoding="utf-8")
     seconds = time.perf_counter() - start
-    (out / "index.html").write_text(page(options, claims, plots, images, command, seconds), encoding="utf-8")
+    sequences = len(first.prompts[0].p_N)
+    setting = f"{options.policies} policies of {options.prompts} prompts each, {sequences} sequences a prompt."
+    (out / "index.html").write_text(page(setting, claims, plots, images, command, seconds), encoding="utf-8")
     return claims
 
 
@@ -182,7 +182,7 @@ def as_markdown(claims: Sequence[Claim]) -> str:
 
 
 def page(
-    options: Options, claims: Sequence[Claim], plots: Sequence[Plot], images: dict[str, bytes], command: str,
+    setting: str, claims: Sequence[Claim], plots: Sequence[Plot], images: dict[str, bytes], command: str,
     seconds: float,
 ) -> str:  # fmt: skip
     loader = ChoiceLoader([PackageLoader("grpo_sweeps.science", ""), PackageLoader("grpo_sweeps.report", "")])
@@ -195,24 +195,12 @@ def page(
     ]
     return environment.get_template("theory.html.j2").render(
         claims=claims,
-        plots=[_figure(plot, images) for plot in plots],
+        plots=[inlined(plot, images) for plot in plots],
         hoeffding=rows,
         rules=RULES,
         command=command,
         seconds=f"{seconds:.0f}",
-        setting=f"{options.policies} policies of {options.prompts} prompts each, 121 sequences a prompt.",
+        setting=setting,
         tone=lambda judgement: TONES[judgement][0],
         sign=lambda judgement: TONES[judgement][1],
     )
-
-
-def _figure(plot: Plot, images: dict[str, bytes]) -> dict[str, Any]:
-    panels = [
-        {"title": panel.title, "alt": panel.alt, "source": _inline(images[f"{plot.name}_{index}.svg"])}
-        for index, panel in enumerate(plot.panels, start=1)
-    ]
-    return {"name": plot.name, "title": plot.title, "caption": plot.caption, "panels": panels}
-
-
-def _inline(svg: bytes) -> str:
-    return "data:image/svg+xml;base64," + base64.b64encode(svg).decode()

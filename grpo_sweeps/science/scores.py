@@ -10,11 +10,10 @@ import torch
 from grpo_sweeps import spectra
 from grpo_sweeps.estimators import grpo, grpo_std, rloo
 from grpo_sweeps.report.feasibility import cell_range
+from grpo_sweeps.report.rules import ABOUT_TWO, MARGIN
+from grpo_sweeps.report.table import PAPER_TABLE1
 from grpo_sweeps.science.claim import EXACT, Claim, Estimate, agreement, relative, worst
 from grpo_sweeps.science.prompts import Prompt
-
-TABLE_1 = {2: (0.6, 0.7), 4: (0.7, 0.8), 8: (0.5, 0.6)}  # the paper's top-1 fractions, each with a rank of about 2
-ABOUT_TWO = 0.25  # margin of "about 2", as in the report of a sweep
 
 
 def mixed_groups(o: Prompt, R: int, groups: int, rng: np.random.Generator) -> tuple[np.ndarray, np.ndarray]:
@@ -66,8 +65,8 @@ def about_two(prompts: Sequence[Prompt], Rs: Sequence[int], rng: np.random.Gener
             given = torch.from_numpy(rewards)
             errors += [relative(_effective(grams, w), ranks) for w in (A * flips, rloo(given), grpo_std(given))]
         pooled = Estimate.of(np.concatenate(means))
-        outside.append(pooled.low > 2 + ABOUT_TWO or pooled.high < 2 - ABOUT_TWO)
-        inside.append(pooled.low >= 2 - ABOUT_TWO and pooled.high <= 2 + ABOUT_TWO)
+        outside.append(pooled.low > ABOUT_TWO + MARGIN or pooled.high < ABOUT_TWO - MARGIN)
+        inside.append(pooled.low >= ABOUT_TWO - MARGIN and pooled.high <= ABOUT_TWO + MARGIN)
         words.append(f"R={R} {pooled}, null {np.concatenate(nulls).mean():.2f}")
     for R in Rs:
         k = np.arange(1, R)
@@ -128,12 +127,15 @@ def clusters(prompts: Sequence[Prompt], rng: np.random.Generator, draws: int) ->
 
 def feasible() -> Claim:
     """C10: which effective ranks the printed top-1 fractions allow."""
-    cells = {R: (cell_range(*top1, R), cell_range(*top1, R, averages=True)) for R, top1 in TABLE_1.items()}
+    cells = {
+        R: tuple(cell_range(row.top1_low, row.top1_high, R, averages) for averages in (False, True))
+        for R, row in PAPER_TABLE1.items()
+    }
     words = [
         f"R={R}: {one[0]:.2f} to {one[1]:.2f} for one matrix, from {mean[0]:.2f} for averages"
         for R, (one, mean) in cells.items()
     ]
-    possible = all(one[0] <= 2 + ABOUT_TWO and one[1] >= 2 - ABOUT_TWO for one, _ in cells.values())
+    possible = all(one[0] <= ABOUT_TWO + MARGIN and one[1] >= ABOUT_TWO - MARGIN for one, _ in cells.values())
     return Claim(
         "C10",
         "Table 1",

@@ -28,7 +28,7 @@ def test_exact_claims_hold_to_rounding(prompts, rng):
         gradient.baselines(prompts),
         credit.one_advantage([o.e for o in prompts]),
         credit.growing_bias(credit.multi_turn(range(6))),
-        budget.best_group_size({"one": Budget(tuple(prompts))}, (2, 4, 8), 32),
+        budget.best_R({"one": Budget(tuple(prompts))}, (2, 4, 8), 32),
     ]
     assert {c.id for c in claims if not c.error < EXACT} == set()
     found = {c.id: c.judgement for c in claims}
