@@ -79,7 +79,8 @@ def run(options: Options, command: str) -> None:
     free_memory()
     model = random_model(model_config(options.model), options.dtype, device, options.checkpointing)
     batch = random_batch(model, options.R, options.groups, options.T, options.prompt)
-    rows = time_subjects(makers(names, model, batch, options), model, device, options.repeats)
+    apart = [name for name in names if SUBJECTS[name].apart]
+    rows = time_subjects(makers(names, model, batch, options), model, device, options.repeats, apart)
     parameters = sum(p.numel() for p in model.parameters())
     for name, row in rows.items():
         error, problem = errors[name]
@@ -90,7 +91,7 @@ def run(options: Options, command: str) -> None:
             row.peak_mb, problem = peak_of_child(replace(options, peak_of=name, json=""))
             row.note = join_notes(row.note, problem)
     result = environment("gram", command, options, device) | {"parameters": parameters}
-    result["subjects"] = {name: row.as_json(rows.get("plain")) for name, row in rows.items()}
+    result["subjects"] = {name: row.as_json() for name, row in rows.items()}
     write_json(options.json, result)
     print_table(result)
 

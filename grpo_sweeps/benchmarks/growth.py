@@ -120,7 +120,7 @@ def measured_point(options: Options, model: nn.Module, device: torch.device, R: 
     def both() -> dict[str, Any]:
         batch = random_batch(model, R, 1, T, options.prompt)
         rows = time_subjects(makers(["plain", "ours"], model, batch, options), model, device, options.repeats)
-        return {name: row.as_json(rows["plain"]) for name, row in rows.items()}
+        return {name: row.as_json() for name, row in rows.items()}
 
     found, failed = attempt(both, model)
     found = found or {}

@@ -37,6 +37,7 @@ class Rival(Subject):
     """A step on the logits, without checkpointing, from (B, ...) gradients of every parameter."""
 
     note = "T x V logits"
+    apart = True
 
     def __init__(self, model: nn.Module, batch: Batch, form: str = "auto", block_bytes: int | None = None) -> None:
         super().__init__(model, batch)

@@ -28,9 +28,11 @@ LOWER_BOUND = "rows not kept: lower bound"
 
 
 class Subject:
-    """One way to make a step. `note` says in the table what a reader must know about it."""
+    """One way to make a step. `note` says in the table what a reader must know about it, `apart` that it leaves so
+    much memory behind that it is timed after the others."""
 
     note = ""
+    apart = False
 
     def __init__(self, model: nn.Module, batch: Batch, form: str = "auto", block_bytes: int | None = None) -> None:
         self.model, self.batch = model, batch
@@ -72,6 +74,8 @@ class Stock(Subject):
 
 class Naive(Subject):
     """Where the rows do not fit the memory, the passes alone are made: their time is below what a Gram would take."""
+
+    apart = True
 
     def __init__(self, model: nn.Module, batch: Batch, form: str = "auto", block_bytes: int | None = None) -> None:
         super().__init__(model, batch)

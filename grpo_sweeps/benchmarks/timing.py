@@ -1,11 +1,11 @@
-"""Time and peak memory of steps on the same model, interleaved (plain, ours, ..., plain, ours, ...), so that a machine
+"""Time and peak memory of steps on the same model, interleaved (plain, ours, ..., ours, plain, ...), so that a machine
 that slows down slows all. A subject that fails becomes a row with its error and stops nobody else."""
 
 from __future__ import annotations
 
 import gc
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -17,28 +17,38 @@ from grpo_sweeps.benchmarks.setup import drop_grads, free_memory, one_line, spre
 from grpo_sweeps.benchmarks.subjects import Subject
 
 MB = 2**20
+WARM_UP = 4  # steps: the allocator's blocks, and with them the kernels' descriptors, settle over the first three
 
 
 @dataclass
 class Row:
-    """What is known of one subject. times_ms: one a repeat; peak_mb: most memory of a step beyond what was there
-    before it; error: of its Gram on the small case; failed: the error that ended it."""
+    """What is known of one subject. times_ms: one a round; plain_ms: of plain in the same rounds, empty where plain is
+    not measured; peak_mb: most memory of a step beyond what was there before it; error: of its Gram on the small case;
+    failed: the error that ended it."""
 
     note: str = ""
     times_ms: list[float] = field(default_factory=list)
+    plain_ms: list[float] = field(default_factory=list)
     peak_mb: float | None = None
     error: float | None = None
     failed: str = ""
     retries: int = 0  # of the allocator within the times
 
-    def as_json(self, plain: Row | None) -> dict[str, Any]:
-        """Medians with their spread; ratio: to plain's time in the same repeat."""
+    def pair_with(self, plain: Row | None) -> None:
+        """Note plain's time in the round that has just been made; None: plain has failed, and ratios with it."""
+        if plain is None:
+            self.plain_ms.clear()
+        elif self.times_ms:
+            self.plain_ms.append(plain.times_ms[-1])
+
+    def as_json(self) -> dict[str, Any]:
+        """Medians with their spread; ratio: to plain's time in the same round."""
         if self.failed or not self.times_ms:
             return {"failed": self.failed or "OutOfMemoryError: in the last repeat", "note": self.note}
         result: dict[str, Any] = {"ms": spread(self.times_ms), "times_ms": self.times_ms}
-        if plain is not None and not plain.failed:
-            paired = plain.times_ms[-len(self.times_ms) :]  # the same rounds, see `time_subjects`
-            result["ratio"] = spread([a / b for a, b in zip(self.times_ms, paired, strict=True)])
+        if self.plain_ms:
+            result["plain_ms"] = self.plain_ms
+            result["ratio"] = spread([a / b for a, b in zip(self.times_ms, self.plain_ms, strict=True)])
         note = join_notes(self.note, f"{self.retries} allocator retries" if self.retries else "")
         return result | {"peak_mb": self.peak_mb, "error": self.error, "note": note}
 
@@ -63,13 +73,35 @@ def attempt(action: Callable[[], Any], model: nn.Module) -> tuple[Any, str]:
 
 
 def time_subjects(
-    subjects: dict[str, Callable[[], Subject]], model: nn.Module, device: torch.device, repeats: int
+    subjects: dict[str, Callable[[], Subject]],
+    model: nn.Module,
+    device: torch.device,
+    repeats: int,
+    apart: Collection[str] = (),
 ) -> dict[str, Row]:
-    """Two steps of each subject to warm up, the second of them for its peak memory (CUDA only), then `repeats` rounds.
+    """Steps of each subject to warm up, the last of them for its peak memory (CUDA only), then `repeats` rounds.
 
-    subjects: how each is made from the model, which they share.
+    subjects: how each is made from the model, which they share; apart: those that come afterwards, in rounds of their
+    own with plain, because the memory they leave scattered would slow the others.
     """
     rows = {name: Row() for name in subjects}
+    in_rounds({name: make for name, make in subjects.items() if name not in apart}, rows, model, device, repeats)
+    late = {name: make for name, make in subjects.items() if name in apart}
+    if late:
+        plain = {"plain": subjects["plain"]} if "plain" in subjects else {}
+        in_rounds(plain | late, rows | {"plain": Row()}, model, device, repeats)
+    return rows
+
+
+def in_rounds(
+    subjects: dict[str, Callable[[], Subject]],
+    rows: dict[str, Row],
+    model: nn.Module,
+    device: torch.device,
+    repeats: int,
+) -> None:
+    """Warm the subjects up and add `repeats` times of each to its row; every other round goes in reverse, so that none
+    always comes after the same one."""
     alive: dict[str, Subject] = {}
     for name, make in subjects.items():
         row = rows[name]
@@ -80,12 +112,14 @@ def time_subjects(
         if not row.failed:
             alive[name] = subject
         del subject
-    for _ in range(repeats):
-        for name in list(alive):
+    for number in range(repeats):
+        names = list(alive)
+        for name in names if number % 2 == 0 else names[::-1]:
             rows[name].failed = time_once(rows[name], alive[name], device)
             if rows[name].failed:
                 del alive[name]
-    return rows
+        for name in alive:
+            rows[name].pair_with(rows["plain"] if "plain" in alive else None)
 
 
 def time_once(row: Row, subject: Subject, device: torch.device) -> str:
@@ -100,6 +134,7 @@ def time_once(row: Row, subject: Subject, device: torch.device) -> str:
         row.times_ms.append(ms)
     else:
         row.times_ms.clear()
+        row.plain_ms.clear()
         row.note = subject.note
     return ""
 
@@ -110,9 +145,9 @@ def alloc_retries(device: torch.device) -> int:
 
 
 def warm_up(subject: Subject, device: torch.device) -> float | None:
-    """Peak of the second of two steps in MB (2^20 bytes), None on a CPU."""
+    """Peak of the last step in MB (2^20 bytes), None on a CPU."""
     peak = None
-    for _ in range(2):
+    for _ in range(WARM_UP):
         with subject.attached():
             peak = peak_mb(subject.step, device)
         drop_grads(subject.model)

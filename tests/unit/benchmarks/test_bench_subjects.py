@@ -1,9 +1,11 @@
 """The subjects of `bench gram`: the same Gram and the same gradient by every way, and a model left as it was."""
 
+from functools import partial
+
 import pytest
 import torch
 
-from grpo_sweeps.benchmarks import rivals
+from grpo_sweeps.benchmarks import rivals, timing
 from grpo_sweeps.benchmarks import subjects as subjects_module
 from grpo_sweeps.benchmarks.rivals import SUBJECTS, Vmap, unchanged
 from grpo_sweeps.benchmarks.rows import RowProducts, autograd_gram, frobenius_error, parameter_sets, products
@@ -121,12 +123,17 @@ def test_naive_without_memory_makes_the_passes_alone_and_says_so(how, monkeypatc
 def test_times_before_a_change_of_work_are_dropped(monkeypatch):
     model, batch = setting()
     subject = Naive(model, batch)
-    row = Row(times_ms=[1.0, 2.0])
+    row, plain = Row(times_ms=[1.0, 2.0], plain_ms=[50.0, 60.0]), Row(times_ms=[70.0])
     monkeypatch.setattr(subject, "keeps_rows", False)
-    assert time_once(row, subject, CPU) == "" and (row.times_ms, row.note) == ([], LOWER_BOUND)
+    assert time_once(row, subject, CPU) == "" and (row.times_ms, row.plain_ms, row.note) == ([], [], LOWER_BOUND)
+    row.pair_with(plain)
+    assert row.plain_ms == []
     assert time_once(row, subject, CPU) == "" and len(row.times_ms) == 1
-    result = row.as_json(Row(times_ms=[50.0, 60.0, row.times_ms[0]]))
-    assert result["ratio"]["median"] == 1 and result["note"] == LOWER_BOUND
+    row.pair_with(plain)
+    result = row.as_json()
+    assert result["ratio"]["median"] == row.times_ms[0] / 70 and result["note"] == LOWER_BOUND
+    row.pair_with(None)
+    assert "ratio" not in row.as_json()
 
 
 class Broken(Vmap):
@@ -141,8 +148,26 @@ def test_a_failing_subject_stops_no_other():
     rows = time_subjects(makers, model, CPU, repeats=2)
     assert rows["broken"].failed == "OutOfMemoryError: CUDA out of memory."
     assert rows["unmade"].failed.startswith("ZeroDivisionError")
-    assert len(rows["plain"].times_ms) == 2 and rows["plain"].as_json(rows["plain"])["ratio"]["median"] == 1
-    assert "ratio" not in rows["plain"].as_json(rows["broken"])
+    assert len(rows["plain"].times_ms) == 2 and rows["plain"].as_json()["ratio"]["median"] == 1
+
+
+def test_subjects_apart_come_last_in_rounds_with_plain_and_every_other_round_is_reversed(monkeypatch):
+    model, batch = setting()
+    monkeypatch.setattr(timing, "WARM_UP", 0)
+    said = []
+
+    def make(name):
+        subject = SUBJECTS["plain"](model, batch)
+        monkeypatch.setattr(subject, "step", lambda: said.append(name))
+        return subject
+
+    makers = {name: partial(make, name) for name in ("naive", "plain", "ours")}
+    rows = time_subjects(makers, model, CPU, 2, apart=["naive"])
+    assert said == ["plain", "ours", "ours", "plain", "plain", "naive", "naive", "plain"]
+    assert {name: (len(row.times_ms), len(row.plain_ms)) for name, row in rows.items()} == dict.fromkeys(makers, (2, 2))
+    assert rows["naive"].plain_ms != rows["plain"].times_ms
+    alone = time_subjects({"naive": makers["naive"]}, model, CPU, 2, apart=["naive"])["naive"]
+    assert len(alone.times_ms) == 2 and "ratio" not in alone.as_json()
 
 
 @pytest.mark.parametrize("n", [1, 4095, 4096, 10_000])
