@@ -8,10 +8,10 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
-from grpo_sweeps.config import RunConfig, flatten, to_mapping
+from grpo_sweeps.config import ObjectiveConfig, RunConfig, flatten, to_mapping
 
 LENGTH = 12  # hexadecimal digits: 48 bits, so a million runs in one sweep meet with probability 0.002
 
@@ -23,13 +23,23 @@ IRRELEVANT = (
     "analysis.keep_completions_every", "analysis.check_every", "analysis.scores",
 )  # fmt: skip
 
+# Settings of what may be switched off: they count where it is on.
+SETTINGS_OF: dict[str, Callable[[ObjectiveConfig], bool]] = {
+    "objective.clip_low": lambda objective: objective.ratio != "none",
+    "objective.clip_high": lambda objective: objective.ratio != "none",
+    "objective.kl_estimator": lambda objective: objective.kl_beta > 0,
+    "objective.kl_place": lambda objective: objective.kl_beta > 0,
+    "objective.resample_rounds": lambda objective: objective.resample,
+}
+
 
 def identity(config: RunConfig) -> str:
     """12 hexadecimal digits.
 
     `trainer.steps` counts only where the schedule depends on it: a run with a constant rate can be taken further.
     """
-    relevant = {key: value for key, value in flatten(to_mapping(config)).items() if not is_irrelevant(key, config)}
+    keys = flatten(to_mapping(config))
+    relevant = {key: value for key, value in keys.items() if not (is_irrelevant(key, config) or _is_off(key, config))}
     text = json.dumps(_canonical(relevant), sort_keys=True, separators=(",", ":"), ensure_ascii=True)
     return hashlib.sha256(text.encode()).hexdigest()[:LENGTH]
 
@@ -38,7 +48,17 @@ def is_irrelevant(key: str, config: RunConfig) -> bool:
     """True for a (flattened) key that identity leaves out."""
     if key == "trainer.steps":
         return config.trainer.schedule == "constant"
+    if key in SETTINGS_OF and not SETTINGS_OF[key](config.objective):
+        return True
     return any(key == name or key.startswith(name + ".") for name in IRRELEVANT)
+
+
+def _is_off(key: str, config: RunConfig) -> bool:
+    """The keys of an objective that is one plain update count only where they are not so, and a run from before there
+    were such keys keeps its identity. Judged by what the values do: another default would count."""
+    objective = config.objective
+    plain = objective.on_policy and not objective.kl_beta and not objective.resample
+    return plain and key.startswith("objective.")
 
 
 def _canonical(value: Any) -> Any:
@@ -67,7 +87,7 @@ def display_names(configs: Sequence[RunConfig], overrides: Sequence[Sequence[str
         keys += [key for key in values if key not in keys]
     several = len(parsed) > 1
     varying = [key for key in keys if not several or len({values.get(key) for values in parsed}) > 1]
-    varying = [key for key in varying if _is_named(key, configs[0])]
+    varying = [key for key in varying if any(_is_named(key, config) for config in configs)]
     labels = _labels(varying)
     names = []
     for config, values in zip(configs, parsed, strict=True):
