@@ -80,7 +80,8 @@ def inner_step(setup: Setup, step: int) -> StepResult:
     for inner in range(config.objective.inner_updates):
         measuring = inner == 0 and setup.gram is not None and due(step, config.analysis.every)
         for groups in terms.cuts:
-            measured |= backward_of_loss(setup, terms, groups, tally, step, measuring)
+            found = backward_of_loss(setup, terms, groups, tally, step, measuring)
+            measured |= found if inner == 0 else {}
             times.mark("backward")
             norms.append(setup.optimizer.step(lr))
             times.mark("update")
