@@ -83,6 +83,11 @@ class ObjectiveConfig:
     kl_place: str = "loss"  # loss | reward
     resample: bool = False  # draw fresh prompts until every group is mixed
     resample_rounds: int = 10
+    critic: bool = False  # a learned value, and GAE by token
+    critic_lr: float = 1e-3
+    critic_updates: int = 4  # of the value head, a step
+    gae_gamma: float = 1.0
+    gae_lambda: float = 0.95
 
     @property
     def updates(self) -> int:
@@ -100,7 +105,7 @@ class ObjectiveConfig:
     @property
     def on_policy(self) -> bool:
         """Is the loss -sum_i w_i log pi(o_i) and nothing else, with one update? Then the rows are scores times w."""
-        return self.ratio == "none" and self.updates == 1 and not self.kl_in_loss
+        return self.ratio == "none" and self.updates == 1 and not self.kl_in_loss and not self.critic
 
 
 @dataclass(frozen=True)

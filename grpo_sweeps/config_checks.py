@@ -18,15 +18,17 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-from grpo_sweeps.config import FunctionConfig, ModelConfig, RunConfig, flatten, shown, to_mapping
+from grpo_sweeps.config import FunctionConfig, ModelConfig, RunConfig, flatten, to_mapping
+from grpo_sweeps.config_objective import check_objective
+from grpo_sweeps.config_ranges import at_least as _at_least
+from grpo_sweeps.config_ranges import at_most as _at_most
+from grpo_sweeps.config_ranges import fail as _fail
+from grpo_sweeps.config_ranges import one_of as _one_of
 from grpo_sweeps.types import ConfigError, TaskData
 
 DTYPES = ("float32", "bfloat16", "float16", "float64")
 ATTENTIONS = ("sdpa", "eager")
 AGGREGATIONS = ("sum", "length", "token_mean", "constant")
-RATIOS = ("none", "token", "sequence")
-KL_ESTIMATORS = ("k1", "k2", "k3")
-KL_PLACES = ("loss", "reward")
 SCHEDULES = ("constant", "linear", "cosine")
 ANALYSIS_GROUPS = ("mixed", "all")
 ANALYSIS_BY = ("whole", "layer", "parameter")
@@ -41,7 +43,6 @@ GROUP_BASELINES = (
 STEP_BASELINES = tuple(f"grpo_sweeps.estimators.batch.{name}" for name in ("batch_mean", "reinforce_plus_plus"))
 GSM8K = "grpo_sweeps.tasks.gsm8k.gsm8k"
 MOST_ROLLOUTS = 65_536  # of a group, and groups of a step: more is a slip of the finger that fills the memory
-MOST_UPDATES = 1024  # in a step, each going over all of its rollouts
 MOST_LORA = 4096  # wider than most models
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
 HUB_ID = re.compile(r"[\w.-]+(/[\w.-]+)?")
@@ -56,7 +57,7 @@ def check(config: RunConfig) -> None:
     _check_task(config)
     _check_rollout_and_analysis(config)
     _check_trainer(config)
-    _check_objective(config)
+    check_objective(config)
     _check_group(config)
     _check_tracking(config)
 
@@ -160,25 +161,6 @@ def _check_types(bound: Callable[..., Any], function: FunctionConfig, key: str) 
         )
         if not right:
             _fail(f"{key}.{name}", value, f"{function.target} expects a value of type {kind.__name__}")
-
-
-def _fail(key: str, value: object, allowed: str) -> None:
-    raise ConfigError(f"{key}={shown(value)}: {allowed}")
-
-
-def _one_of(key: str, value: object, allowed: tuple[Any, ...]) -> None:
-    if value not in allowed:
-        _fail(key, value, f"choose one of {', '.join(map(shown, allowed))}")
-
-
-def _at_least(key: str, value: float, least: float) -> None:
-    if value < least:
-        _fail(key, value, f"at least {least} is needed")
-
-
-def _at_most(key: str, value: float, most: float) -> None:
-    if value > most:
-        _fail(key, value, f"at most {most} is allowed")
 
 
 def _check_finite(config: RunConfig) -> None:
@@ -318,33 +300,6 @@ def _check_trainer(config: RunConfig) -> None:
         _fail("trainer.betas", list(trainer.betas), "two numbers from 0 to below 1 are needed")
     if not DEVICE.fullmatch(trainer.device):
         _fail("trainer.device", trainer.device, "choose one of auto, cpu, cuda, cuda:N")
-
-
-def _check_objective(config: RunConfig) -> None:
-    objective, prompts = config.objective, config.trainer.prompts
-    _one_of("objective.ratio", objective.ratio, RATIOS)
-    _one_of("objective.kl_estimator", objective.kl_estimator, KL_ESTIMATORS)
-    _one_of("objective.kl_place", objective.kl_place, KL_PLACES)
-    if not 0 < objective.clip_low <= 1:
-        _fail("objective.clip_low", objective.clip_low, "a number above 0 and at most 1 is needed")
-    if objective.clip_high <= 0:
-        _fail("objective.clip_high", objective.clip_high, "a number above 0 is needed")
-    for key, least in (("inner_updates", 1), ("minibatches", 1), ("kl_beta", 0), ("resample_rounds", 1)):
-        _at_least(f"objective.{key}", getattr(objective, key), least)
-    for key in ("inner_updates", "resample_rounds"):
-        _at_most(f"objective.{key}", getattr(objective, key), MOST_UPDATES)
-    if prompts % objective.minibatches:
-        _fail(
-            "objective.minibatches",
-            objective.minibatches,
-            f"minibatches hold whole groups, as many each: a divisor of trainer.prompts={prompts} is needed",
-        )
-    if objective.resample and config.R == 1:
-        _fail(
-            "objective.resample",
-            True,
-            "the one rollout of a group (R=1) cannot differ in reward; R=2 or more is needed",
-        )
 
 
 def _check_group(config: RunConfig) -> None:

@@ -2,6 +2,7 @@
 
     sample as ever; score every rollout once under the policy that sampled it, and under the reference
     inner_updates times: for each of the minibatches (whole groups): backward of the loss, update
+    fit the learned value, where there is one
 
 The loss is `objective.surrogate` plus beta times the KL estimate, each token weighted by the aggregation's factor with
 the minibatch's normaliser. What is measured are rows of the loss: row i is the gradient of rollout i's own terms, so
@@ -21,12 +22,13 @@ from dataclasses import dataclass, field, replace
 import torch
 from torch import Tensor
 
+from grpo_sweeps.engine.critic import Critic, credit
 from grpo_sweeps.engine.optim import learning_rate
 from grpo_sweeps.engine.sampler import Rollout
 from grpo_sweeps.estimators import row_weights
 from grpo_sweeps.loop.metrics import StepTimes, step_metrics
 from grpo_sweeps.loop.ratios import RatioTally
-from grpo_sweeps.loop.scoring import blocks, micro_batches, scored, spread, token_log_probs
+from grpo_sweeps.loop.scoring import blocks, features, micro_batches, scored, spread, token_log_probs
 from grpo_sweeps.loop.setup import Setup
 from grpo_sweeps.loop.step import (
     Measured,
@@ -56,6 +58,8 @@ class Terms:
     cuts: the groups of each minibatch. factors_GR: the aggregation's factor of each row, within its minibatch.
     old, reference: each rollout's log-probabilities (its length,) under the policy that sampled and under the
     reference, by group; empty where the first backward gives the former, or there is no KL in the loss.
+    credit: with a critic each rollout's advantages by token (its length,), in the order of the rows; features and
+    returns are what it is fitted to.
     """
 
     rated: Rated
@@ -63,6 +67,9 @@ class Terms:
     factors_GR: Tensor
     old: dict[int, list[Tensor]] = field(default_factory=dict)
     reference: dict[int, list[Tensor]] = field(default_factory=dict)
+    credit: list[Tensor] = field(default_factory=list)
+    features: list[Tensor] = field(default_factory=list)
+    returns: list[Tensor] = field(default_factory=list)
 
 
 def inner_step(setup: Setup, step: int) -> StepResult:
@@ -85,11 +92,16 @@ def inner_step(setup: Setup, step: int) -> StepResult:
             times.mark("backward")
             norms.append(setup.optimizer.step(lr))
             times.mark("update")
+    of_critic: dict[str, float] = {}
+    if setup.critic is not None:
+        of_critic = setup.critic.fit(terms.features, terms.returns)
+        times.mark("critic")
     records = [record(rated, measured, step, g, "loss") for g in range(len(rated.problems))]
     at_sampling = {g: measured[g] for g in terms.cuts[0] if g in measured}
     grad_norm = sum(norms) / len(norms)
     metrics = step_metrics(records, rated.rollouts, at_sampling, grad_norm, lr, times, config.analysis.scores)
-    return StepResult(metrics | rated.metrics | tally.metrics(), records, completions(setup, rated, step))
+    metrics |= rated.metrics | tally.metrics() | of_critic
+    return StepResult(metrics, records, completions(setup, rated, step))
 
 
 def prepare_terms(setup: Setup, rated: Rated) -> Terms:
@@ -102,13 +114,26 @@ def prepare_terms(setup: Setup, rated: Rated) -> Terms:
     factors_GR = torch.cat([
         row_weights(ones_GR[cut], lengths_GR[cut], config.aggregation, config.rollout.max_new_tokens) for cut in cuts
     ])  # fmt: skip
-    rated = replace(rated, weights_GR=rated.advantages_GR * factors_GR)
-    terms = Terms(rated, cuts, factors_GR)
+    terms = Terms(replace(rated, weights_GR=rated.advantages_GR * factors_GR), cuts, factors_GR)
+    if setup.critic is not None:
+        terms = _with_credit(setup, setup.critic, terms)
     if config.objective.updates > 1:
         terms = replace(terms, old=_scored_groups(setup, terms))
     if config.objective.kl_in_loss:
         terms = replace(terms, reference=_scored_groups(setup, terms, reference=True))
     return terms
+
+
+def _with_credit(setup: Setup, critic: Critic, terms: Terms) -> Terms:
+    """Each token's own advantage, from the critic's values. The record's advantage of a rollout is its tokens' mean."""
+    objective, rated = setup.config.objective, terms.rated
+    found = features(setup, rated.rollouts)
+    values = critic.values(found)
+    by_token = credit(rated.advantages_GR.flatten(), values, objective.gae_gamma, objective.gae_lambda)
+    returns = [A_T + v_T for A_T, v_T in zip(by_token, values, strict=True)]
+    means_GR = torch.stack([A_T.mean() for A_T in by_token]).view_as(rated.advantages_GR)
+    rated = replace(rated, advantages_GR=means_GR, weights_GR=means_GR * terms.factors_GR)
+    return replace(terms, rated=rated, credit=by_token, features=found, returns=returns)
 
 
 def _scored_groups(setup: Setup, terms: Terms, reference: bool = False) -> dict[int, list[Tensor]]:
@@ -132,6 +157,8 @@ def _scored_groups(setup: Setup, terms: Terms, reference: bool = False) -> dict[
 def taking_part(setup: Setup, terms: Terms, groups: Sequence[int]) -> list[int]:
     """Those of the groups that have a gradient."""
     everything = setup.config.objective.kl_in_loss
+    if terms.credit:
+        return [g for g in groups if everything or any(bool(A_T.any()) for A_T in terms.credit[terms.rated.rows(g)])]
     return [g for g in groups if everything or bool((terms.rated.weights_GR[g] != 0).any())]
 
 
@@ -175,6 +202,7 @@ class LossRows:
         self.rollouts: list[Rollout] = terms.rated.rollouts_of(groups)
         self.advantages_B = terms.rated.advantages_GR[groups].flatten()
         self.factors_B = terms.factors_GR[groups].flatten()
+        self.credit = [A_T for g in groups for A_T in terms.credit[terms.rated.rows(g)]]
         self.old = [values_T for g in groups for values_T in terms.old.get(g, ())]
         self.reference = [values_T for g in groups for values_T in terms.reference.get(g, ())]
         self._sums: list[Tensor] = []
@@ -185,9 +213,11 @@ class LossRows:
         now_BT = logp_BT.detach()
         old_BT = spread(self.old[rows], mask_BT) if self.old else now_BT
         advantages_B, factors_B = (t[rows].to(logp_BT.device) for t in (self.advantages_B, self.factors_B))
-        found = surrogate(
-            now_BT, old_BT, advantages_B, factors_B, mask_BT, objective.ratio, objective.clip_low, objective.clip_high
+        advantages = (
+            spread([A_T.to(mask_BT.device) for A_T in self.credit[rows]], mask_BT) if self.credit else advantages_B
         )
+        clipping = objective.ratio, objective.clip_low, objective.clip_high
+        found = surrogate(now_BT, old_BT, advantages, factors_B, mask_BT, *clipping)
         coefficients_BT, k_BT = found.coefficients_BT, None
         if self.reference:
             to_reference = (now_BT, spread(self.reference[rows], mask_BT), mask_BT, objective.kl_estimator)

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from grpo_sweeps.engine.batch import collate
-from grpo_sweeps.engine.head import completion_log_probs
+from grpo_sweeps.engine.head import causal_model, completion_log_probs, hidden_states
 from grpo_sweeps.engine.sampler import Rollout
 from grpo_sweeps.loop.setup import Setup, micro_batch_groups, micro_batch_rows
 
@@ -51,6 +51,19 @@ def scored(setup: Setup, rollouts: Sequence[Rollout], model: nn.Module | None = 
     for rows in micro_batches(setup, len(rollouts)):
         logprobs_BT, mask_BT = token_log_probs(setup, rollouts[rows], model)
         found += [values_T[mask_T] for values_T, mask_T in zip(logprobs_BT, mask_BT, strict=True)]
+    return found
+
+
+@torch.no_grad()
+def features(setup: Setup, rollouts: Sequence[Rollout]) -> list[Tensor]:
+    """Each rollout's hidden states from which its tokens are predicted, (its length, H) float32, without gradient."""
+    found: list[Tensor] = []
+    causal = causal_model(setup.policy.model)
+    for rows in micro_batches(setup, len(rollouts)):
+        batch = collate(rollouts[rows], setup.policy.pad_id, setup.policy.device)
+        hidden_BTH = hidden_states(setup.policy.model, causal, batch.input_ids_BT, batch.attention_mask_BT)
+        before_BTH, mask_BT = hidden_BTH[:, :-1], batch.completion_mask_BT[:, 1:]
+        found += [h_TH[mask_T].float() for h_TH, mask_T in zip(before_BTH, mask_BT, strict=True)]
     return found
 
 

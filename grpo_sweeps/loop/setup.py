@@ -11,7 +11,9 @@ import torch
 
 from grpo_sweeps.config import RunConfig
 from grpo_sweeps.config_checks import check_data
+from grpo_sweeps.engine.critic import Critic
 from grpo_sweeps.engine.gram import GradientGram
+from grpo_sweeps.engine.head import causal_model, output_head
 from grpo_sweeps.engine.optim import MasterAdamW
 from grpo_sweeps.engine.policy import Policy, load_policy, resolve_device
 from grpo_sweeps.engine.reference import Reference
@@ -36,7 +38,8 @@ class Tally:
 
 @dataclass(frozen=True)
 class Setup:
-    """What a step works on. `gram` is None when nothing is measured (analysis.every = 0), `reference` without KL."""
+    """What a step works on. `gram` is None when nothing is measured (analysis.every = 0), `reference` without KL,
+    `critic` without a learned value."""
 
     config: RunConfig
     policy: Policy
@@ -47,6 +50,7 @@ class Setup:
     estimator: EstimatorFunction
     precision: Precision = field(default_factory=Precision)
     reference: Reference | None = None
+    critic: Critic | None = None
     tally: Tally = field(default_factory=Tally)
 
     def problems(self, step: int) -> list[Problem]:
@@ -81,7 +85,13 @@ def prepare(config: RunConfig) -> Setup:
     reference = Reference(policy.model) if config.objective.kl_beta > 0 else None
     gram = GradientGram(policy.model) if config.analysis.every else None
     optimizer = MasterAdamW(policy.model.parameters(), config.trainer)
-    return Setup(config, policy, optimizer, gram, data, reward, estimator, reference=reference)
+    critic = _critic(config, policy) if config.objective.critic else None
+    return Setup(config, policy, optimizer, gram, data, reward, estimator, reference=reference, critic=critic)
+
+
+def _critic(config: RunConfig, policy: Policy) -> Critic:
+    width = output_head(causal_model(policy.model)).in_features
+    return Critic(width, policy.device, config.objective.critic_lr, config.objective.critic_updates)
 
 
 def micro_batch_rows(config: RunConfig) -> int:

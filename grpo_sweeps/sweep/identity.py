@@ -30,6 +30,10 @@ SETTINGS_OF: dict[str, Callable[[ObjectiveConfig], bool]] = {
     "objective.kl_estimator": lambda objective: objective.kl_beta > 0,
     "objective.kl_place": lambda objective: objective.kl_beta > 0,
     "objective.resample_rounds": lambda objective: objective.resample,
+    "objective.critic_lr": lambda objective: objective.critic,
+    "objective.critic_updates": lambda objective: objective.critic,
+    "objective.gae_gamma": lambda objective: objective.critic,
+    "objective.gae_lambda": lambda objective: objective.critic,
 }
 
 

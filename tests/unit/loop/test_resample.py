@@ -67,6 +67,7 @@ def test_discarded_rollouts_count_as_used(make_config: MakeConfig, tmp_path: Pat
 OBJECTIVES = {
     "ppo": ObjectiveConfig(ratio="token", inner_updates=2, minibatches=2, kl_beta=0.1, resample=True),
     "gspo": ObjectiveConfig(ratio="sequence", clip_low=1e-2, clip_high=1e-2, minibatches=4),
+    "critic": ObjectiveConfig(ratio="token", inner_updates=2, critic=True),
     "reward": ObjectiveConfig(kl_beta=0.1, kl_place="reward", kl_estimator="k1", resample=True),
 }
 
@@ -90,7 +91,8 @@ def record(folder: Path) -> dict[str, Any]:
 def test_a_resumed_run_equals_the_uninterrupted_one(
     make_config: MakeConfig, tmp_path: Path, name: str, stop_after: int
 ) -> None:
-    config = make_config(reward="dice", objective=OBJECTIVES[name], trainer={"checkpoint_every": 1})
+    estimator = "grpo_sweeps.estimators." + ("reinforce.reinforce" if OBJECTIVES[name].critic else "group.grpo")
+    config = make_config("dice", estimator, objective=OBJECTIVES[name], trainer={"checkpoint_every": 1})
     train(config, tmp_path / "whole")
 
     def interrupt(done: int, *_: object) -> None:
@@ -102,5 +104,5 @@ def test_a_resumed_run_equals_the_uninterrupted_one(
     train(config, tmp_path / "cut")
     assert record(tmp_path / "cut") == record(tmp_path / "whole")
     metrics = read_metrics(tmp_path / "whole")
-    if name != "gspo":
+    if OBJECTIVES[name].kl_beta:
         assert metrics["kl"].iloc[3] != 0.0 and metrics["kl"].notna().sum() == 4
