@@ -105,7 +105,7 @@ CASES: dict[str, tuple[str, ...]] = {
     "objective.kl_estimator=k4": ("objective.kl_estimator=k4: choose one of k1, k2, k3",),
     "objective.kl_place=both": ("objective.kl_place=both: choose one of loss, reward",),
     "objective.critic=true": ("objective.critic=true", "estimator=reinforce is needed"),
-    "objective=ppo estimator._target_=grpo_sweeps.estimators.group.grpo": ("estimator=reinforce is needed",),
+    "estimator=grpo_std objective=ppo": ("objective.critic=true", "estimator=reinforce is needed"),
     "objective.gae_lambda=1.5": ("objective.gae_lambda=1.5: a number from 0 to 1 is needed",),
     "objective.gae_gamma=-1": ("objective.gae_gamma=-1.0: a number from 0 to 1 is needed",),
     "objective.critic_lr=-1": ("objective.critic_lr=-1.0: at least 0 is needed",),

@@ -14,6 +14,7 @@ from grpo_sweeps.config_checks import check
 from grpo_sweeps.config_objective import KL_ESTIMATORS, RATIOS
 from grpo_sweeps.config_schema import register
 from grpo_sweeps.sweep.paths import conf_dir
+from grpo_sweeps.types import ConfigError
 
 ROOT = Path(__file__).resolve().parents[2]
 PAGE = (ROOT / "docs" / "objective.md").read_text(encoding="utf-8")
@@ -42,6 +43,12 @@ def test_a_choice_is_what_the_page_says(name: str) -> None:
     assert (config.objective.ratio, str(config.objective.updates), kl) == (ratio, updates, "none")
     assert config.objective.kl_beta == 0
     assert config.aggregation == ("length" if name == "gspo" else "sum")
+
+
+def test_ppo_chooses_its_estimator_where_the_command_does_not() -> None:
+    assert composed("objective=ppo").estimator.target.endswith(".reinforce")
+    with pytest.raises(ConfigError, match="estimator=reinforce is needed"):
+        composed("objective=ppo", "estimator=rloo")
 
 
 def test_the_aggregation_of_gspo_can_be_overridden_and_wins_over_the_estimator_s() -> None:
