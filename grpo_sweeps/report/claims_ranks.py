@@ -41,7 +41,7 @@ def _sentence(name: str, groups: dict[int, pd.DataFrame], alpha: float, with_flo
         low, high = rules.ABOUT_TWO - rules.MARGIN, rules.ABOUT_TWO + rules.MARGIN
         verdicts.append(rules.UNDECIDED if coarse else rules.judge(found, low, high, len(g)))
         null = g[f"null_orthogonal_{name}"].astype(float).mean()
-        words = f"R = {R} {with_interval(found.mean, found.low, found.high)}, orthogonal scores {null:.2f}"
+        words = f"R = {R}: {with_interval(found.mean, found.low, found.high)}, orthogonal scores {null:.2f}"
         said.append(words + (", the Grams too coarse" if coarse else ""))
     verdict = rules.all_of(verdicts)
     if verdict == rules.HOLDS and max(groups) < 4:

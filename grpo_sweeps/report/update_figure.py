@@ -52,7 +52,7 @@ def _step_panel(sweep: Sweep, arm: str, rows: pd.DataFrame, column: str) -> Pane
             _curve(ax, of_R[R], other, style, "", filled=False)
             _curve(ax, of_R[R], column, style, f"R = {R}", filled=True)
         ax.plot([], [], color="0.35", ls=DOTTED, lw=1.0, marker="o", mfc="white", ms=3.5, label=other_label)
-        ax.margins(y=0.08)
+        ax.set_ylim(0.0, 1.05)
         finish(ax, "training step", label, whole=True)
 
     said = [f"R = {R}: {_ends(part, column)}, {other_label} {_ends(part, other)}" for R, part in of_R.items()]
