@@ -23,18 +23,18 @@ from grpo_sweeps.types import UpdateRecord
 MAX_SIDE = 1024
 """Smaller side of a matrix beyond which its ranks are left out: they cost its third power (896: 0.1 s on a core)."""
 
-BLOCK = 2**22  # entries of a change that are made float64 at a time
+BLOCK = 2**22  # entries that are made float64 at a time
 
 
 def hoyer(l1: float, sq_norm: float, n: int) -> float:
     """(sqrt n - l1/l2) / (sqrt n - 1): 0 where all n entries are of one size, 1 where one alone is not 0 (Hoyer 2004).
 
-    NaN of entries that are all 0, and of one entry.
+    NaN of entries that are all 0 or not finite, and of one entry.
 
     >>> hoyer(3.0, 3.0, 3), hoyer(2.0, 4.0, 9)
     (0.0, 1.0)
     """
-    if not sq_norm > 0 or n < 2:
+    if not 0 < sq_norm < math.inf or n < 2:
         return math.nan
     root = math.sqrt(n)
     return min(1.0, max(0.0, (root - l1 / math.sqrt(sq_norm)) / (root - 1.0)))  # rounding may pass an end
@@ -78,7 +78,7 @@ class UpdateGeometry:
         """The next parameter: the optimiser's weights, and those of the training dtype, before and after its update."""
         change = after - before
         l1, sq_norm = _sizes(change)
-        stable, effective = matrix_ranks(change) if sq_norm > 0 else (math.nan, math.nan)
+        stable, effective = matrix_ranks(change) if 0 < sq_norm < math.inf else (math.nan, math.nan)
         self._weights_sq += _sizes(before)[1]
         name = self._names[len(self._found)]
         self._found.append(
@@ -117,6 +117,8 @@ class UpdateGeometry:
 
 
 def _sizes(values: Tensor) -> tuple[float, float]:
-    """1-norm and squared 2-norm, summed in float64."""
-    sums = torch.stack([torch.linalg.vector_norm(values, order, dtype=torch.float64) for order in (1, 2)]).tolist()
-    return sums[0], sums[1] ** 2
+    """1-norm and squared 2-norm, summed in float64, block by block."""
+    blocks = values.reshape(-1).split(BLOCK)
+    norms = [torch.linalg.vector_norm(b, order, dtype=torch.float64) for b in blocks for order in (1, 2)]
+    found = torch.stack(norms).tolist()
+    return sum(found[::2]), sum(norm**2 for norm in found[1::2])

@@ -12,7 +12,7 @@ import torch
 from grpo_sweeps.config import TrainerConfig
 from grpo_sweeps.engine import update_geometry
 from grpo_sweeps.engine.optim import MasterAdamW
-from grpo_sweeps.engine.update_geometry import UpdateGeometry, hoyer, matrix_ranks
+from grpo_sweeps.engine.update_geometry import UpdateGeometry, _sizes, hoyer, matrix_ranks
 from grpo_sweeps.types import UpdateRecord
 
 SHAPES = {"model.layers.0.q.weight": (5, 7), "model.layers.0.norm.weight": (6,), "model.embed.weight": (9, 4),
@@ -133,11 +133,24 @@ def test_a_gradient_that_is_not_finite_is_not_measured() -> None:
     assert geometry.records(0) == [] and torch.equal(weight, torch.ones(2))
 
 
+@pytest.mark.parametrize("value", [math.inf, math.nan])
+def test_weights_that_are_not_finite_any_more_are_recorded_without_ranks(value: float) -> None:
+    """To measure is never what ends a run: that the run has diverged is the next gradient's to say."""
+    before, after = torch.ones(3, 3), torch.full((3, 3), value)
+    geometry = UpdateGeometry(["w.weight"])
+    geometry.parameter(before, after, before, after)
+    (record,) = geometry.records(0)
+    assert not math.isfinite(record.sq_norm) and math.isnan(record.effective_rank) and math.isnan(record.sparsity)
+    assert geometry.metrics()["update/changed_share"] == 1 and "update/hoyer" not in geometry.metrics()
+
+
 @pytest.mark.parametrize("shape", [(3, 50), (50, 3), (1, 8), (20, 20)])
 def test_ranks_in_blocks_are_those_of_the_whole(shape: tuple[int, int], monkeypatch: pytest.MonkeyPatch) -> None:
     torch.manual_seed(0)
     change = 1e-7 * torch.randn(shape)
+    whole = _sizes(change)
     monkeypatch.setattr(update_geometry, "BLOCK", 60)
+    assert _sizes(change) == pytest.approx(whole, rel=1e-12)
     assert matrix_ranks(change) == pytest.approx(slow_ranks(change.double().numpy()), rel=1e-6)
     low = torch.outer(torch.randn(shape[0]), torch.randn(shape[1])).double()
     assert matrix_ranks(low) == pytest.approx((1, 1), abs=1e-6)
