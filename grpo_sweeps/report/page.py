@@ -121,11 +121,19 @@ def _cards(claims: Sequence[Claim]) -> list[list[Claim]]:
     return list(cards.values())
 
 
+def _words(quantity: str) -> str:
+    return quantity.replace("_", " ").replace("top1", "top-1")
+
+
 def _by_k(table: pd.DataFrame) -> tuple[list[str], list[list[str]]]:
     """Of G: every quantity with its interval, and beside the effective rank its nulls."""
-    nulls = {"null_closed_form": "null 4k(R−k)/R", "null_measured_norms": "measured norms", "null_gaussian": "Gaussian"}
+    nulls = {
+        "null_closed_form": "null 4k(R−k)/R",
+        "null_measured_norms": "null: measured norms",
+        "null_gaussian": "null: Gaussian",
+    }
     others = [name for name in QUANTITIES if name != "effective_rank"]
-    header = ["R", "k", "groups", "effective rank", *nulls.values(), *(name.replace("_", " ") for name in others)]
+    header = ["R", "k", "groups", "effective rank", *nulls.values(), *map(_words, others)]
     arms = len(table) > 0 and table["arm"].nunique() > 1
     rows = []
     for row in table.to_dict("records"):
@@ -139,7 +147,7 @@ def _by_k(table: pd.DataFrame) -> tuple[list[str], list[list[str]]]:
 
 def _by_k_of_all(table: pd.DataFrame) -> tuple[list[str], list[list[str]]]:
     """One row an arm, R, k and matrix, and for G one a null: means alone."""
-    header = ["R", "k", "matrix", *(name.replace("_", " ") for name in QUANTITIES)]
+    header = ["R", "k", "matrix", *map(_words, QUANTITIES)]
     arms = len(table) > 0 and table["arm"].nunique() > 1
     rows = []
     for row in table.to_dict("records"):

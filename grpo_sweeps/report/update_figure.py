@@ -64,7 +64,7 @@ def _curve(ax: Axes, rows: pd.DataFrame, column: str, style: Style, label: str, 
     x, mean = rows["step"].to_numpy(float), rows[column].to_numpy(float)
     look = {"ls": style.line, "mec": "white", "mew": 0.5, "label": label, "zorder": 3}
     if not filled:
-        look = {"ls": DOTTED, "lw": 1.0, "mfc": "white", "ms": 5.5, "zorder": 2}
+        look = {"ls": DOTTED, "lw": 1.0, "mfc": "none", "ms": 6.0, "zorder": 2}
     ax.plot(x, mean, color=style.color, marker=style.marker, **look)
     low, high = (rows[f"{column}_{end}"].to_numpy(float).clip(0.0, 1.0) for end in ("low", "high"))
     if filled and np.isfinite(low).any():

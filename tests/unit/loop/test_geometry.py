@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable
 from pathlib import Path
 
@@ -10,6 +11,7 @@ import pytest
 import torch
 
 from grpo_sweeps.config import RunConfig
+from grpo_sweeps.engine.optim import MasterAdamW
 from grpo_sweeps.loop import geometry
 from grpo_sweeps.loop.setup import prepare
 from grpo_sweeps.loop.step import training_step
@@ -85,3 +87,15 @@ def test_a_resumed_run_has_the_same_updates(make_config: MakeConfig, tmp_path: P
     columns = sorted(NAMES)
     cut, whole = (read_metrics(tmp_path / name)[columns] for name in ("cut", "whole"))
     pd.testing.assert_frame_equal(cut, whole, check_exact=True)
+
+
+def test_frozen_weights_have_no_row(make_config: MakeConfig) -> None:
+    setup = prepare(make_config(analysis={"update_every": 1, "every": 0}))
+    parameters = dict(setup.policy.model.named_parameters())
+    frozen = list(parameters)[::2]
+    for name in frozen:
+        parameters[name].requires_grad_(False)
+    optimizer = MasterAdamW(setup.policy.model.parameters(), setup.config.trainer)
+    updates = training_step(dataclasses.replace(setup, optimizer=optimizer), 0).updates
+    assert [u.name for u in updates] == list(parameters)[1::2]
+    assert all(u.shape == tuple(parameters[u.name].shape) and u.changed > 0 for u in updates)
