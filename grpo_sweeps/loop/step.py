@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import logging
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 import torch
@@ -29,10 +29,11 @@ from grpo_sweeps.engine.head import completion_log_probs
 from grpo_sweeps.engine.optim import learning_rate
 from grpo_sweeps.engine.sampler import Rollout, row_seed, sample
 from grpo_sweeps.estimators import row_weights
+from grpo_sweeps.loop.geometry import apply_update
 from grpo_sweeps.loop.metrics import StepTimes, step_metrics
 from grpo_sweeps.loop.setup import Setup, micro_batch_groups, micro_batch_rows
 from grpo_sweeps.rewards.parsing import verdict
-from grpo_sweeps.types import Completion, GroupRecord, Problem, Verdict
+from grpo_sweeps.types import Completion, GroupRecord, Problem, UpdateRecord, Verdict
 
 log = logging.getLogger(__name__)
 
@@ -61,6 +62,7 @@ class StepResult:
     metrics: dict[str, float]
     groups: list[GroupRecord]
     completions: list[Completion]
+    updates: list[UpdateRecord] = field(default_factory=list)
 
 
 @dataclass(frozen=True)
@@ -87,11 +89,11 @@ def training_step(setup: Setup, step: int) -> StepResult:
     measured = backward(setup, rated, step)
     times.mark("backward")
     lr = learning_rate(setup.config.trainer, step)
-    grad_norm = setup.optimizer.step(lr)
+    update = apply_update(setup, step, lr)
     times.mark("update")
     groups = [_record(rated, measured, step, g) for g in range(len(rated.problems))]
-    metrics = step_metrics(groups, rated.rollouts, measured, grad_norm, lr, times, setup.config.analysis.scores)
-    return StepResult(metrics, groups, _completions(setup, rated, step))
+    metrics = step_metrics(groups, rated.rollouts, measured, update.grad_norm, lr, times, setup.config.analysis.scores)
+    return StepResult(metrics | update.metrics, groups, _completions(setup, rated, step), update.records)
 
 
 def rollouts_with_advantages(setup: Setup, step: int) -> Rated:
