@@ -85,6 +85,13 @@ def sample(
         policy.model.train(was_training)
 
 
+def completion_text(tokenizer: Any, ids: Sequence[int], stop: Sequence[str] = ()) -> str:
+    """The text of a completion's tokens, without special tokens, cut before the first stop string."""
+    text = str(tokenizer.decode(list(ids), skip_special_tokens=True))
+    ends = [text.find(one) for one in stop if one in text]
+    return text[: min(ends)] if ends else text
+
+
 class _Batch:
     """The rows that are sampled together. `alive` maps the rows still in the tensors to the rows of the batch."""
 
@@ -181,9 +188,7 @@ class _Batch:
         rollouts = []
         for row, (prompt, length) in enumerate(zip(self.prompts, self.lengths, strict=True)):
             ids = tuple(tokens[row, :length].tolist())
-            text = str(self.policy.tokenizer.decode(list(ids), skip_special_tokens=True))
-            ends = [text.find(stop) for stop in self.stop if stop in text]
-            text = text[: min(ends)] if ends else text
+            text = completion_text(self.policy.tokenizer, ids, self.stop)
             rollouts.append(Rollout(prompt, ids, text, logprobs[row, :length].copy(), not self.stopped[row]))
         return rollouts
 
