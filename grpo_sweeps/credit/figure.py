@@ -56,12 +56,15 @@ def _panel(title: str, profile: Profile, at: np.ndarray, x: str, whole: bool) ->
 
 def _points(ax: Axes, profile: Profile, at: np.ndarray, means: np.ndarray) -> None:
     half = np.array([one.high - one.mean if one.known else 0.0 for one in profile.shares])
-    ax.errorbar(
+    filled = ax.errorbar(
         at, means, yerr=half, color=BLUE, marker="o", linestyle="-", linewidth=1.0, elinewidth=1.0, capsize=2,
-        markersize=3.5, label="less the noise",
+        markersize=3.5,
     )  # fmt: skip
-    ax.plot(
+    (opened,) = ax.plot(
         at, profile.noisy, color=ORANGE, marker="o", markerfacecolor="none", linestyle=DOTTED, linewidth=1.0,
-        markersize=3.5, label="with it",
+        markersize=3.5,
     )  # fmt: skip
-    ax.legend(loc="lower center", bbox_to_anchor=(0.5, 1.0), ncols=2, frameon=False, borderaxespad=0.2)
+    ax.legend(
+        [filled, opened], ["less the noise", "with it"], loc="lower center", bbox_to_anchor=(0.5, 1.0), ncols=2,
+        frameon=False, borderaxespad=0.2,
+    )  # fmt: skip

@@ -116,7 +116,7 @@ def _segment(one: Segment, after: float, limit: float) -> dict[str, Any]:
         "text": text.replace("\n", "⏎\n"),
         "plain": text.replace("\n", "⏎"),
         "step": step_of(one.advantage, limit),
-        "clear": abs(one.advantage) > CLEAR * one.advantage_error and one.advantage != 0,
+        "far": abs(one.advantage) > CLEAR * one.advantage_error and one.advantage != 0,
         "value": f"{one.value:.2f}",
         "value_error": f"{one.value_error:.2f}",
         "after": f"{after:.2f}",

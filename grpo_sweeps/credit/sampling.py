@@ -125,7 +125,7 @@ def continued(
         ]
         drawn = sample(
             setup.policy, [(*prompts[p], *ids) for (p, ids), _ in part], [row_seed(*key) for key in keys],
-            dataclasses.replace(rollout, max_new_tokens=left), stop,
+            dataclasses.replace(rollout, max_new_tokens=left), stop, share_prompts=True,
         )  # fmt: skip
         for ((p, ids), _), one, key in zip(part, drawn, keys, strict=True):
             whole = (*ids, *one.completion_ids)[: rollout.max_new_tokens]
