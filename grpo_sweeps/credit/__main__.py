@@ -33,7 +33,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     except (ConfigError, OSError) as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
-    for _, text, one in quantities(result.shares):
+    for _, text, one in quantities(result.shares, options.every):
         print(f"{text}: {with_interval(one.mean, one.low, one.high, 3)}")
     print(result.page)
     return 0

@@ -15,7 +15,7 @@ from grpo_sweeps.credit.page import render_page
 from grpo_sweeps.credit.runs import find_run, load_run
 from grpo_sweeps.credit.sampling import Plan, Sampled, choose, draw
 from grpo_sweeps.credit.shares import Shares, shares
-from grpo_sweeps.credit.tables import credit_frame, profile_frame, segments, shares_frame
+from grpo_sweeps.credit.tables import credit_frame, profile_frame, quantities, segments, shares_frame, unit_of
 from grpo_sweeps.credit.values import LEAST_CONTINUATIONS
 from grpo_sweeps.loop.setup import Setup
 from grpo_sweeps.report.drawing import render
@@ -77,9 +77,10 @@ def build(options: Options, command: str, say: Callable[[str], None]) -> Result:
     start = time.perf_counter()
     run_dir, status = find_run(Path(options.runs_dir), options.sweep, options.run)
     setup, step = load_run(run_dir, status, options.device, say)
+    problems = _problems(setup, options)
     say(f"run {run_dir.name} ({status.name}, {status.state}): checkpoint of step {step}")
     plan = Plan(options.rollouts, options.continuations, options.every, options.seed)
-    sampled = draw(setup, _problems(setup, options), plan)
+    sampled = draw(setup, problems, plan)
     found = shares(sampled.values, sampled.starts)
     seconds = time.perf_counter() - start
     say(f"{sampled.drawn} continuations of {sampled.prefixes} prefixes in {seconds:.0f} s")
@@ -120,9 +121,9 @@ def _head(options: Options, setup: Setup, run_dir: Path, status: RunStatus, step
         f"temperature {config.rollout.temperature:g}", f"at most {config.rollout.max_new_tokens} tokens",
     ]  # fmt: skip
     return {
-        "title": "Credit of tokens" if options.every == 1 else "Credit of segments",
+        "title": f"Credit of {unit_of(options.every)}s",
         "subtitle": " · ".join(part.removeprefix("reward grpo_sweeps.") for part in parts),
-        "unit": "token" if options.every == 1 else "segment",
+        "unit": unit_of(options.every),
     }
 
 
@@ -141,10 +142,10 @@ def _files(
     }
     prompts = [setup.prompt(problem) for problem in sampled.problems]
     texts = {
-        "index.html": render_page(head, found, sampled, rows, prompts, plot, images),
+        "index.html": render_page(head, found, sampled, rows, quantities(found, options.every), prompts, plot, images),
         "credit.csv": csv(credit_frame(sampled, rows)),
         "profile.csv": csv(profile_frame(found, options.every)),
-        "shares.csv": csv(shares_frame(found)),
+        "shares.csv": csv(shares_frame(found, options.every)),
     }
     files = {name: text.encode("utf-8") for name, text in texts.items()}
     return files | {name: data for name, data in images.items() if not name.endswith(".svg")}

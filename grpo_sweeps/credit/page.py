@@ -14,7 +14,8 @@ from jinja2 import ChoiceLoader, Environment, PackageLoader, StrictUndefined
 
 from grpo_sweeps.credit.sampling import Sampled
 from grpo_sweeps.credit.shares import Shares
-from grpo_sweeps.credit.tables import Segment, quantities
+from grpo_sweeps.credit.tables import Segment
+from grpo_sweeps.intervals import Interval
 from grpo_sweeps.report.drawing import Plot
 from grpo_sweeps.report.formats import number, with_interval
 from grpo_sweeps.report.page import inlined, visible_text
@@ -31,11 +32,13 @@ def render_page(
     found: Shares,
     sampled: Sampled,
     rows: Sequence[Sequence[Segment]],
+    numbers: Sequence[tuple[str, str, Interval]],
     prompts: Sequence[str],
     plot: Plot,
     images: Mapping[str, bytes],
 ) -> str:
-    """The page. head: title, subtitle, setting, command and what else the template names."""
+    """The page. head: title, subtitle, setting, command and what else the template names; numbers: key, words, value;
+    prompts: the text of each problem."""
     environment = Environment(
         loader=ChoiceLoader([PackageLoader("grpo_sweeps.credit", ""), PackageLoader("grpo_sweeps.report", "")]),
         autoescape=True,
@@ -46,7 +49,7 @@ def render_page(
     limit = scale_limit(rows)
     return environment.get_template("credit.html.j2").render(
         **head,
-        numbers=[(words, with_interval(one.mean, one.low, one.high, 3)) for _, words, one in quantities(found)],
+        numbers=[(words, with_interval(one.mean, one.low, one.high, 3)) for _, words, one in numbers],
         noisy=number(found.total_noisy, 3),
         tenths=_tenths(found),
         figure=inlined(plot, images),

@@ -91,21 +91,27 @@ def _profile_rows(kind: str, names: Sequence[int], profile: Profile) -> list[dic
     ]
 
 
-def quantities(found: Shares) -> list[tuple[str, str, Interval]]:
+def unit_of(every: int) -> str:
+    """What a credit belongs to, in words."""
+    return "token" if every == 1 else "segment"
+
+
+def quantities(found: Shares, every: int) -> list[tuple[str, str, Interval]]:
     """Key, what it is in words, value: the rows of shares.csv and of the page's first table."""
     return [
         ("value", "Mean reward, v(s_0)", found.value),
         ("variance", "Var r within a prompt", found.variance),
-        ("segments", "Segments of a completion, K", found.segments),
+        ("segments", f"{unit_of(every).capitalize()}s of a completion, K", found.segments),
         ("total", "Sum of E A² over Var r; 1 but for chance", found.total),
         ("uniform", "Share of the credit that uniform credit carries", found.uniform),
         ("correlation", "Correlation of uniform and true credit", found.correlation),
     ]
 
 
-def shares_frame(found: Shares) -> pd.DataFrame:
+def shares_frame(found: Shares, every: int) -> pd.DataFrame:
     """shares.csv: one row a quantity with its interval, and the sum without the correction."""
     rows: list[dict[str, Any]] = [
-        {"quantity": key, "mean": one.mean, "low": one.low, "high": one.high} for key, _, one in quantities(found)
+        {"quantity": key, "mean": one.mean, "low": one.low, "high": one.high}
+        for key, _, one in quantities(found, every)
     ]
     return pd.DataFrame([*rows, {"quantity": "total_with_noise", "mean": found.total_noisy}])
