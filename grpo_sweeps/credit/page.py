@@ -68,7 +68,7 @@ def scale_limit(rows: Sequence[Sequence[Segment]]) -> float:
 def step_of(advantage: float, limit: float) -> int:
     """Which colour: 0 for -limit, STEPS around 0, 2 STEPS for +limit.
 
-    >>> [step_of(x, 1.0) for x in (-1.0, -0.2, 0.0, 0.1, 0.12, 1.0)]
+    >>> [step_of(x, 1.0) for x in (-1.0, -0.2, 0.0, 0.1, 0.13, 1.0)]
     [0, 3, 4, 4, 5, 8]
     """
     return STEPS + round(float(np.clip(advantage / limit, -1, 1)) * STEPS)
