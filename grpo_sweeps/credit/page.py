@@ -25,6 +25,7 @@ CLEAR = 2.0  # standard errors from which a credit is underlined
 # From orange (credit lost) over white to blue (credit gained); dark text is readable on each.
 COLOURS = ("#e08214", "#f0a04b", "#fbc38a", "#fde3c8", "#ffffff", "#d8e8f5", "#b0d0ea", "#84b4dd", "#5a9bd0")
 LONGEST = 2000  # characters of a prompt
+SHOWN = 32  # completions on the page; all of them are in credit.csv
 
 
 def render_page(
@@ -56,12 +57,13 @@ def render_page(
         colours=list(enumerate(COLOURS)),
         legend=legend(limit),
         clear=f"{CLEAR:g}",
-        completions=[_completion(i, sampled, rows[i], prompts, limit) for i in range(len(rows))],
+        completions=[_completion(i, sampled, rows[i], prompts, limit) for i in range(min(SHOWN, len(rows)))],
+        more=f"The first {SHOWN} of {len(rows)}; the others are in credit.csv." if len(rows) > SHOWN else "",
     )
 
 
 def scale_limit(rows: Sequence[Sequence[Segment]]) -> float:
-    """The largest credit on the page, either sign: where the darkest colours end. 1 where there is none."""
+    """The largest credit of all, either sign: where the darkest colours end. 1 where there is none."""
     return max((abs(one.advantage) for part in rows for one in part), default=0.0) or 1.0
 
 
@@ -117,7 +119,7 @@ def _segment(one: Segment, after: float, limit: float) -> dict[str, Any]:
     return {
         "t": one.t,
         "text": text.replace("\n", "⏎\n"),
-        "plain": text.replace("\n", "⏎"),
+        "plain": text.replace("\n", "⏎") if text.strip(" ") else "␣" * len(text),
         "step": step_of(one.advantage, limit),
         "far": abs(one.advantage) > CLEAR * one.advantage_error and one.advantage != 0,
         "value": f"{one.value:.2f}",

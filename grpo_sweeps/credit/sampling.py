@@ -71,7 +71,7 @@ def draw(setup: Setup, problems: Sequence[Problem], plan: Plan) -> Sampled:
     keys = [(plan.seed, "credit rollout", problems[p].id, i % plan.rollouts) for i, p in enumerate(owners)]
     rollouts = sample(
         setup.policy, [prompts[p] for p in owners], [row_seed(*key) for key in keys], setup.config.rollout,
-        setup.config.task.stop,
+        setup.config.task.stop, share_prompts=True,
     )  # fmt: skip
     rewards = [reward_of(setup, o.text, problems[p], key) for o, p, key in zip(rollouts, owners, keys, strict=True)]
     edges = [edges_of(o.length, plan.every) for o in rollouts]

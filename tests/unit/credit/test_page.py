@@ -114,6 +114,14 @@ def test_tables_have_every_segment_position_and_quantity() -> None:
     assert quantities(found, 1)[2][1] == "Tokens of a completion, K" != quantities(found, 2)[2][1]
 
 
+def test_a_long_page_is_cut_and_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert "The first" not in page_of(sampled_of(USUAL))
+    monkeypatch.setattr(page, "SHOWN", 1)
+    text = page_of(sampled_of(USUAL))
+    assert "The first 1 of 2; the others are in credit.csv." in text
+    assert len(re.findall(r'title="token', text)) == 3
+
+
 def test_a_page_without_variance_says_so() -> None:
     sampled = sampled_of([[1.0] * 4, [0.0] * 4])
     flat = Sampled(**vars(sampled) | {"starts": Starts(np.ones((2, 3)), np.ones((2, 3), dtype=int))})
