@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -80,10 +80,7 @@ def draw(setup: Setup, problems: Sequence[Problem], plan: Plan) -> Sampled:
         for o, p, edges_E in zip(rollouts, owners, edges, strict=True)
         for edge in edges_E[:-1]
     }
-    found = {
-        prefix: (np.array(rewards_M), np.array(lengths_M))
-        for prefix, rewards_M, lengths_M in continued(setup, problems, prompts, prefixes, plan)
-    }
+    found = continued(setup, problems, prompts, prefixes, plan)
     starts = [found[p, ()] for p in range(len(problems))]
     return Sampled(
         problems=list(problems),
@@ -105,8 +102,8 @@ def reward_of(setup: Setup, text: str, problem: Problem, key: Sequence[int | str
 
 def continued(
     setup: Setup, problems: Sequence[Problem], prompts: Sequence[Sequence[int]], prefixes: set[Prefix], plan: Plan
-) -> Iterator[tuple[Prefix, list[float], list[int]]]:
-    """For each prefix the rewards of its continuations, and the tokens of prefix and continuation together.
+) -> dict[Prefix, tuple[Array, np.ndarray]]:
+    """For each prefix the rewards of its continuations (M,), and the tokens of prefix and continuation together (M,).
 
     Short prefixes first, `rollout.batch` rows at a time: the rows of a batch then have nearly the same tokens left. All
     get as many as the shortest prefix leaves, and what goes beyond a row's own limit is cut: the tokens before it are
@@ -115,8 +112,7 @@ def continued(
     rollout, stop, M = setup.config.rollout, setup.config.task.stop, plan.continuations
     ordered = sorted(prefixes, key=lambda prefix: (len(prefix[1]), prefix))
     rows = [(prefix, c) for prefix in ordered for c in range(M)]
-    rewards: list[float] = []
-    lengths: list[int] = []
+    rewards, lengths = list[float](), list[int]()
     for start in range(0, len(rows), rollout.batch):
         part = rows[start : start + rollout.batch]
         left = rollout.max_new_tokens - len(part[0][0][1])
@@ -132,8 +128,8 @@ def continued(
             text = completion_text(setup.policy.tokenizer, whole, stop)
             rewards.append(reward_of(setup, text, problems[p], key))
             lengths.append(len(whole))
-    for i, prefix in enumerate(ordered):
-        yield prefix, rewards[i * M : (i + 1) * M], lengths[i * M : (i + 1) * M]
+    shape = len(ordered), M
+    return dict(zip(ordered, zip(np.reshape(rewards, shape), np.reshape(lengths, shape), strict=True), strict=True))
 
 
 def _values(
