@@ -127,6 +127,7 @@ class AnalysisConfig:
     scores: bool = True  # log scores/... (the unweighted matrix) each step; the records hold its Gram either way
     check_every: int = 10  # steps between norm checks where a micro-batch holds several groups; 0 = never there
     keep_completions_every: int = 10  # steps between kept samples of completions; 0 = off
+    update_every: int = 10  # steps between measurements of what an update does to the weights; 0 = off
 
 
 @dataclass(frozen=True)

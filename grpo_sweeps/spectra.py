@@ -23,6 +23,7 @@ effective and the entropy rank could have been.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -302,19 +303,27 @@ def null_orthogonal(weights_R: ArrayLike) -> Any:
     return effective_rank(np.abs(np.asarray(weights_R, dtype=np.float64)))
 
 
-def null_measured_norms(gram_RR: ArrayLike, weights_R: ArrayLike | None = None) -> Any:
+def null_measured_norms(
+    gram_RR: ArrayLike, weights_R: ArrayLike | None = None, quantity: Callable[[ArrayLike], Any] = effective_rank
+) -> Any:
     """Effective rank of orthogonal scores with the measured norms: s_i = |w_i| sqrt(K_ii). Shape (..., R, R) -> (...).
+    `quantity`: another one of these singular values.
 
     >>> null_measured_norms([[4.0, 3.0], [3.0, 4.0]], [1.0, -1.0])
     2.0
     """
     gram = np.asarray(gram_RR, dtype=np.float64)
     norms_R = np.sqrt(np.clip(np.diagonal(gram, axis1=-2, axis2=-1), 0.0, None))
-    return effective_rank(norms_R if weights_R is None else np.abs(np.asarray(weights_R)) * norms_R)
+    return quantity(norms_R if weights_R is None else np.abs(np.asarray(weights_R)) * norms_R)
 
 
 def null_gaussian(gram_RR: ArrayLike, weights_R: ArrayLike | None, normal_SRR: ArrayLike) -> Array:
-    """Mean effective rank of weighted Gaussian scores that have the group's own spectrum. Shape (..., R, R) -> (...).
+    """Mean effective rank of the draws of `gaussian_values`. Shape (..., R, R) -> (...)."""
+    return np.asarray(effective_rank(gaussian_values(gram_RR, weights_R, normal_SRR))).mean(axis=-1)
+
+
+def gaussian_values(gram_RR: ArrayLike, weights_R: ArrayLike | None, normal_SRR: ArrayLike) -> Array:
+    """Singular values of weighted Gaussian scores that have the group's own spectrum. Shape (..., R, R) -> (..., S, R).
 
     psi_i ~ N(0, Sigma) independently, Sigma with the eigenvalues of K / R: then K* = Z diag(eigenvalues of K / R) Z'
     with Z an (R, R) standard normal matrix; `normal_SRR`, (..., S, R, R), holds S of them for each group. R rows
@@ -329,8 +338,7 @@ def null_gaussian(gram_RR: ArrayLike, weights_R: ArrayLike | None, normal_SRR: A
     drawn_SRR = rows_SRR @ np.swapaxes(rows_SRR, -1, -2)
     eigenvalues_SR = np.clip(np.linalg.eigvalsh(drawn_SRR)[..., ::-1], 0.0, None)
     # drawn rows have no precision of their own: only the eigenvalue solver's rounding is cut off
-    values_SR = truncated(eigenvalues_SR, ROUNDING_FLOOR * eigenvalues_SR.sum(axis=-1, keepdims=True))
-    return np.asarray(effective_rank(values_SR)).mean(axis=-1)
+    return truncated(eigenvalues_SR, ROUNDING_FLOOR * eigenvalues_SR.sum(axis=-1, keepdims=True))
 
 
 def summary(gram_RR: ArrayLike, weights_R: ArrayLike | None = None, floor: float = 0.0) -> dict[str, float]:

@@ -141,3 +141,25 @@ class EvalRecord:
 
 class ConfigError(ValueError):
     """A bad command or configuration: one sentence that names the key, the value and what is allowed. Exit code 2."""
+
+
+@dataclass(frozen=True, slots=True)
+class UpdateRecord:
+    """What the update of one step did to one trainable parameter.
+
+    The change is that of the optimiser's weights, float32 or float64. `changed` counts the weights that differ in the
+    training dtype, `changed_float32` those that differ in the optimiser's. `sparsity` is Hoyer's, of the change. The
+    ranks are of the change as a matrix; NaN where it is none, is 0, or is too large.
+    """
+
+    step: int
+    name: str
+    layer: str
+    shape: tuple[int, ...]
+    sq_norm: float
+    l1: float
+    sparsity: float
+    changed: int
+    changed_float32: int
+    stable_rank: float
+    effective_rank: float

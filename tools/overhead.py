@@ -15,7 +15,7 @@ import tempfile
 from pathlib import Path
 
 import numpy as np
-from dead_server import WARM_UP, interval, options_of, recorded
+from paired import BLOCK, WARM_UP, interval, options_of, recorded
 
 KINDS = {"local": ["tracking=local"], "mlflow": ["tracking=mlflow", "tracking.uri=sqlite:///mlflow.db"]}
 
@@ -25,6 +25,9 @@ def main(argv: list[str]) -> int:
     options = options_of(argv, {"steps": "60", "rounds": "5", "R": "8", "seed": "0", "json": ""}, __doc__)
     if isinstance(options, int):
         return options
+    if int(options["steps"]) < WARM_UP + BLOCK:
+        print(f"steps={options['steps']}: at least {WARM_UP + BLOCK} are needed", file=sys.stderr)
+        return 2
     steps, rounds, seed = int(options["steps"]), int(options["rounds"]), int(options["seed"])
     folder, rng = Path(tempfile.mkdtemp(prefix="overhead-")), random.Random(seed)
     besides: dict[str, list[float]] = {kind: [] for kind in KINDS}

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from grpo_sweeps.config import TrainerConfig
+from grpo_sweeps.engine.update_geometry import UpdateGeometry
 
 
 class MasterAdamW:
@@ -30,8 +31,8 @@ class MasterAdamW:
         )
 
     @torch.no_grad()
-    def step(self, lr: float) -> float:
-        """Clip, update at learning rate `lr`, clear the gradients.
+    def step(self, lr: float, geometry: UpdateGeometry | None = None) -> float:
+        """Clip, update at learning rate `lr`, clear the gradients. `geometry` is told what it does to the weights.
 
         Returns:
             The norm of the gradient before clipping.
@@ -42,6 +43,8 @@ class MasterAdamW:
         norm = float(self._grad_norm())
         if not math.isfinite(norm):
             raise FloatingPointError(f"the gradient's norm is {norm}: the run has diverged; lower trainer.lr")
+        if geometry is not None:
+            geometry.gradient(p.grad for p in self.parameters if p.grad is not None)
         scale = 1.0
         if self.max_grad_norm > 0 and norm > self.max_grad_norm:
             scale = self.max_grad_norm / norm
@@ -53,13 +56,36 @@ class MasterAdamW:
                 master.grad = grad.float()
         for group in self.adamw.param_groups:
             group["lr"] = lr
-        self.adamw.step()
+        if geometry is None:
+            self.adamw.step()
+            self._copy_back()
+        else:
+            self._step_one_by_one(geometry)
+        self.zero_grad()
+        return norm
+
+    def _copy_back(self) -> None:
         for parameter, master in zip(self.parameters, self.masters, strict=True):
             if master is not parameter:
                 parameter.copy_(master)
                 master.grad = None
-        self.zero_grad()
-        return norm
+
+    def _step_one_by_one(self, geometry: UpdateGeometry) -> None:
+        """The same update, to the bit, a parameter at a time: AdamW's arithmetic is each entry's own."""
+        (group,) = self.adamw.param_groups
+        everything = group["params"]
+        try:
+            for parameter, master in zip(self.parameters, self.masters, strict=True):
+                before = master.detach().clone()
+                stored = before if master is parameter else parameter.detach().clone()
+                group["params"] = [master]
+                self.adamw.step()
+                if master is not parameter:
+                    parameter.copy_(master)
+                    master.grad = None
+                geometry.parameter(before, master, stored, parameter)
+        finally:
+            group["params"] = everything
 
     def zero_grad(self) -> None:
         for parameter in self.parameters:

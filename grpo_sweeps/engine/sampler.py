@@ -60,6 +60,7 @@ def sample(
     config: RolloutConfig,
     stop: Sequence[str] = (),
     greedy: bool = False,
+    share_prompts: bool = False,
 ) -> list[Rollout]:
     """One completion for each row of `prompt_ids`, `config.batch` rows at a time.
 
@@ -69,6 +70,7 @@ def sample(
         config: temperature, longest completion, rows at once.
         stop: strings that end a completion; the tokens up to the one that completes the string belong to the rollout.
         greedy: take the most probable token instead of sampling.
+        share_prompts: read a prompt that several rows of a batch have once, not once a row: the same up to rounding.
 
     Returns:
         The rollouts, in the order of the rows.
@@ -79,10 +81,17 @@ def sample(
         rollouts: list[Rollout] = []
         for start in range(0, len(prompt_ids), config.batch):
             rows = slice(start, start + config.batch)
-            rollouts += _Batch(policy, prompt_ids[rows], seeds[rows], config, stop, greedy).run()
+            rollouts += _Batch(policy, prompt_ids[rows], seeds[rows], config, stop, greedy).run(share_prompts)
         return rollouts
     finally:
         policy.model.train(was_training)
+
+
+def completion_text(tokenizer: Any, ids: Sequence[int], stop: Sequence[str] = ()) -> str:
+    """The text of a completion's tokens, without special tokens, cut before the first stop string."""
+    text = str(tokenizer.decode(list(ids), skip_special_tokens=True))
+    ends = [text.find(one) for one in stop if one in text]
+    return text[: min(ends)] if ends else text
 
 
 class _Batch:
@@ -110,10 +119,11 @@ class _Batch:
         self.ending_ids = torch.tensor([*policy.eos_ids, *_special_stops(policy.tokenizer, self.stop)], device=device)
         self.watch = _ids_with_last_character(policy.tokenizer, self.stop)
 
-    def run(self) -> list[Rollout]:
-        longest = max(len(ids) for ids in self.prompts)
-        padded = [[self.policy.pad_id] * (longest - len(ids)) + list(ids) for ids in self.prompts]
-        mask = [[0] * (longest - len(ids)) + [1] * len(ids) for ids in self.prompts]
+    def run(self, share_prompts: bool = False) -> list[Rollout]:
+        prompts = list(dict.fromkeys(self.prompts)) if share_prompts else self.prompts
+        longest = max(len(ids) for ids in prompts)
+        padded = [[self.policy.pad_id] * (longest - len(ids)) + list(ids) for ids in prompts]
+        mask = [[0] * (longest - len(ids)) + [1] * len(ids) for ids in prompts]
         device = self.policy.device
         inputs, mask_BT = torch.tensor(padded, device=device), torch.tensor(mask, device=device)
         position_ids = (mask_BT.cumsum(1) - 1).clamp(min=0)
@@ -128,6 +138,11 @@ class _Batch:
                 logits_to_keep=1,
                 **cached,
             ).logits[:, -1]
+            if len(logits_BV) < len(self.alive):  # prompts that were read once become rows of their own
+                number = {ids: i for i, ids in enumerate(prompts)}
+                rows = torch.tensor([number[ids] for ids in self.prompts], device=device)
+                cache.batch_select_indices(rows)
+                logits_BV, mask_BT, position_ids = logits_BV[rows], mask_BT[rows], position_ids[rows]
             next_B = self._draw(logits_BV, t)
             keep = self._still_running(next_B, t)
             if len(keep) == 0:
@@ -181,9 +196,7 @@ class _Batch:
         rollouts = []
         for row, (prompt, length) in enumerate(zip(self.prompts, self.lengths, strict=True)):
             ids = tuple(tokens[row, :length].tolist())
-            text = str(self.policy.tokenizer.decode(list(ids), skip_special_tokens=True))
-            ends = [text.find(stop) for stop in self.stop if stop in text]
-            text = text[: min(ends)] if ends else text
+            text = completion_text(self.policy.tokenizer, ids, self.stop)
             rollouts.append(Rollout(prompt, ids, text, logprobs[row, :length].copy(), not self.stopped[row]))
         return rollouts
 

@@ -26,6 +26,7 @@ from grpo_sweeps.engine.critic import Critic, credit
 from grpo_sweeps.engine.optim import learning_rate
 from grpo_sweeps.engine.sampler import Rollout
 from grpo_sweeps.estimators import row_weights
+from grpo_sweeps.loop.geometry import Update, apply_update
 from grpo_sweeps.loop.metrics import StepTimes, step_metrics
 from grpo_sweeps.loop.ratios import RatioTally
 from grpo_sweeps.loop.scoring import blocks, features, micro_batches, scored, spread, token_log_probs
@@ -82,7 +83,7 @@ def inner_step(setup: Setup, step: int) -> StepResult:
     times.mark("score")
     if step == 0 and setup.gram is not None:
         verify(setup, rated)
-    lr, norms = learning_rate(config.trainer, step), list[float]()
+    lr, updates = learning_rate(config.trainer, step), list[Update]()
     measured: dict[int, Measured] = {}
     for inner in range(config.objective.inner_updates):
         measuring = inner == 0 and setup.gram is not None and due(step, config.analysis.every)
@@ -90,7 +91,8 @@ def inner_step(setup: Setup, step: int) -> StepResult:
             found = backward_of_loss(setup, terms, groups, tally, step, measuring)
             measured |= found if inner == 0 else {}
             times.mark("backward")
-            norms.append(setup.optimizer.step(lr))
+            # what it does to the weights is measured of the first update, the one from the policy that sampled
+            updates.append(Update(setup.optimizer.step(lr)) if updates else apply_update(setup, step, lr))
             times.mark("update")
     of_critic: dict[str, float] = {}
     if setup.critic is not None:
@@ -98,10 +100,10 @@ def inner_step(setup: Setup, step: int) -> StepResult:
         times.mark("critic")
     records = [record(rated, measured, step, g, "loss") for g in range(len(rated.problems))]
     at_sampling = {g: measured[g] for g in terms.cuts[0] if g in measured}
-    grad_norm = sum(norms) / len(norms)
+    grad_norm = sum(update.grad_norm for update in updates) / len(updates)
     metrics = step_metrics(records, rated.rollouts, at_sampling, grad_norm, lr, times, config.analysis.scores)
-    metrics |= rated.metrics | tally.metrics() | of_critic
-    return StepResult(metrics, records, completions(setup, rated, step))
+    metrics |= rated.metrics | tally.metrics() | of_critic | updates[0].metrics
+    return StepResult(metrics, records, completions(setup, rated, step), updates[0].records)
 
 
 def prepare_terms(setup: Setup, rated: Rated) -> Terms:

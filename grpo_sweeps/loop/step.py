@@ -29,11 +29,12 @@ from grpo_sweeps.engine.optim import learning_rate
 from grpo_sweeps.engine.sampler import Rollout
 from grpo_sweeps.estimators import row_weights
 from grpo_sweeps.loop.drawing import draw
+from grpo_sweeps.loop.geometry import apply_update
 from grpo_sweeps.loop.metrics import StepTimes, step_metrics
 from grpo_sweeps.loop.penalty import less_kl
 from grpo_sweeps.loop.scoring import blocks, micro_batches, token_log_probs
 from grpo_sweeps.loop.setup import Setup, micro_batch_rows
-from grpo_sweeps.types import Completion, GroupRecord, Problem, RowKind, Verdict
+from grpo_sweeps.types import Completion, GroupRecord, Problem, RowKind, UpdateRecord, Verdict
 
 log = logging.getLogger(__name__)
 
@@ -66,6 +67,7 @@ class StepResult:
     metrics: dict[str, float]
     groups: list[GroupRecord]
     completions: list[Completion]
+    updates: list[UpdateRecord] = field(default_factory=list)
 
 
 @dataclass(frozen=True)
@@ -92,11 +94,12 @@ def training_step(setup: Setup, step: int) -> StepResult:
     measured = backward(setup, rated, step)
     times.mark("backward")
     lr = learning_rate(setup.config.trainer, step)
-    grad_norm = setup.optimizer.step(lr)
+    update = apply_update(setup, step, lr)
     times.mark("update")
     groups = [record(rated, measured, step, g) for g in range(len(rated.problems))]
-    metrics = step_metrics(groups, rated.rollouts, measured, grad_norm, lr, times, setup.config.analysis.scores)
-    return StepResult(metrics | rated.metrics, groups, completions(setup, rated, step))
+    metrics = step_metrics(groups, rated.rollouts, measured, update.grad_norm, lr, times, setup.config.analysis.scores)
+    metrics |= rated.metrics | update.metrics
+    return StepResult(metrics, groups, completions(setup, rated, step), update.records)
 
 
 def rollouts_with_advantages(setup: Setup, step: int) -> Rated:

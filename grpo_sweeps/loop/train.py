@@ -51,6 +51,7 @@ def train(config: RunConfig, run_dir: Path, watch: Watch | None = None, name: st
                 watch.guard()
                 record.log_groups(result.groups)
                 record.log_completions(result.completions)
+                record.log_updates(result.updates)
                 record.log_metrics(step, {**result.metrics, "rollouts": before})
                 done = step + 1
                 progress.step(done, result.metrics)

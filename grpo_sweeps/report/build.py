@@ -17,6 +17,7 @@ from grpo_sweeps.report.manifest import manifest
 from grpo_sweeps.report.missing import missing
 from grpo_sweeps.report.page import render_page
 from grpo_sweeps.report.query import ReportError, Sweep, load_sweep
+from grpo_sweeps.report.updates import update_parts, update_steps
 from grpo_sweeps.tracking.atomic import write_bytes
 
 CAPTION = (
@@ -54,8 +55,11 @@ def contents(sweep: Sweep, claims: list[Claim], command: Sequence[str]) -> dict[
     layers = layer_table(sweep)
     if len(layers):
         tables["layers"] = layers
+    steps, parts = update_steps(sweep), update_parts(sweep)
+    if len(steps) and len(parts):
+        tables |= {"updates": steps, "update_layers": parts}
     header, rows = headline(tables["table1"])
-    plots = figures(sweep, layers)
+    plots = figures(sweep, layers, steps, parts)
     images = {name: data for plot in plots for name, data in render(plot).items()}
     lacking = missing(sweep)
     texts = {f"{name}.csv": csv(frame) for name, frame in tables.items()}

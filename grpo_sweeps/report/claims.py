@@ -25,6 +25,7 @@ import pandas as pd
 from grpo_sweeps.intervals import Interval, share_over
 from grpo_sweeps.report import claims_advantages, rules
 from grpo_sweeps.report.claims_gradient import c5, shuffled
+from grpo_sweeps.report.claims_ranks import other_definitions
 from grpo_sweeps.report.claims_scores import c9
 from grpo_sweeps.report.claims_training import c6
 from grpo_sweeps.report.controls import controls
@@ -56,7 +57,7 @@ def judge_claims(sweep: Sweep) -> list[Claim]:
         records = {R: records_of(sweep, arm, R) for R in groups}
         scope, kind = _scope(sweep, arm), estimator_of(sweep, arm)
         claims += [judge_one(arm, kind, records) for judge_one in claims_advantages.CLAIMS]
-        measured = [c5(arm, kind, groups, records, alpha), c6(arm, records), c9(arm, groups, alpha)]
+        measured = [c5(arm, kind, groups, records, alpha), c6(arm, records, sweep), c9(arm, groups, alpha)]
         claims += [replace(claim, remarks=(*scope, *claim.remarks)) for claim in measured]
         claims += [_c7(arm, groups, alpha), _c8(arm, groups, alpha, scope), _c10(arm, groups, alpha, scope)]
         claims += [controls(arm, groups), shuffled(arm, groups, alpha), q3(arm, groups)]
@@ -86,13 +87,11 @@ def _scope(sweep: Sweep, arm: str) -> tuple[str, ...]:
     )
 
 
-def rank_with_floor(groups: pd.DataFrame, alpha: float) -> Interval:
-    """Mean effective rank, its interval widened at each end to what the precision floor of the Grams allows."""
+def rank_with_floor(groups: pd.DataFrame, alpha: float, rank: str = "effective_rank") -> Interval:
+    """Mean effective (or entropy) rank, its interval widened at each end to what the precision floor of the Grams
+    allows."""
     by = clusters(groups)
-    middle, low, high = (
-        pooled(groups, name, alpha, by)
-        for name in ("effective_rank", "effective_rank_floor_low", "effective_rank_floor_high")
-    )
+    middle, low, high = (pooled(groups, name, alpha, by) for name in (rank, f"{rank}_floor_low", f"{rank}_floor_high"))
     return Interval(middle.mean, low.low, high.high, middle.n, middle.clusters)
 
 
@@ -157,6 +156,7 @@ def _c8(arm: str, groups: dict[int, pd.DataFrame], alpha: float, scope: tuple[st
     if verdict == HOLDS and max(groups) < 4:
         verdict = UNDECIDED
         remarks.append("At R = 2 no effective rank exceeds 2: 'for every R' needs a larger R.")
+    remarks += other_definitions(groups, alpha, rank_with_floor)
     return Claim("C8", arm, SAYS["C8"], verdict, findings, tuple(remarks))
 
 

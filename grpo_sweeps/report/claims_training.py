@@ -4,21 +4,40 @@ from __future__ import annotations
 
 import pandas as pd
 
-from grpo_sweeps.intervals import paired_difference
+from grpo_sweeps.intervals import Interval, paired_difference
 from grpo_sweeps.report import rules
 from grpo_sweeps.report.finding import Claim, Finding, nothing
 from grpo_sweeps.report.formats import with_interval
+from grpo_sweeps.report.query import Sweep
+from grpo_sweeps.report.updates import measured_updates
 
 SAYS = "The sparsity of the gradient grows over training."
+READINGS = {
+    "update/changed_share": "weights that a step changes",
+    "update/changed_share_float32": "in float32",
+    "gradient/hoyer": "Hoyer sparsity of the gradient",
+    "update/hoyer": "of the update",
+}
+NOT_RECORDED = (
+    "Nothing else of that name is in these records: with analysis.update_every above 0 a run keeps the Hoyer sparsity "
+    "of the gradient and the share of weights that a step changes, in the training precision and in float32."
+)
+RECORDED = (
+    "Beside it the share of weights that a step changes, in the training precision and in the optimiser's float32, and "
+    "the Hoyer sparsity (0: all entries of one size, 1: one alone is not 0) of the step's whole gradient before "
+    "clipping and of the change of the weights. One can rise while another falls. Steps without a "
+    "gradient move nothing and take no part in these."
+)
 
 
-def c6(arm: str, records: dict[int, pd.DataFrame]) -> Claim:
-    findings = tuple(_c6_at(R, g) for R, g in records.items())
+def c6(arm: str, records: dict[int, pd.DataFrame], sweep: Sweep) -> Claim:
+    """`records`: all groups by R."""
+    findings = tuple(_c6_at(R, g, measured_updates(sweep, arm, R)) for R, g in records.items())
+    measured = any(len(measured_updates(sweep, arm, R)) for R in records)
     remarks = (
         "The paper does not define sparsity, and one factor a group cannot make a dense score sparse. The share of "
         "all-equal groups, which have no gradient, is one thing it may mean; it is shown, not judged.",
-        "Nothing else of that name is in these records. Hoyer sparsity of the gradient and the share of weights that a "
-        "step leaves unchanged (in the training precision and in float32) would have to be recorded as runs are made.",
+        RECORDED if measured else NOT_RECORDED,
         "First and last third of each run's steps, paired by run; the interval is over runs, clustered by seed, and "
         "with one seed there is none.",
     )
@@ -26,28 +45,36 @@ def c6(arm: str, records: dict[int, pd.DataFrame]) -> Claim:
     return Claim("C6", arm, SAYS, rules.UNDEFINED if found else rules.UNDECIDED, findings, remarks)
 
 
-def thirds(records: pd.DataFrame) -> pd.DataFrame:
-    """One row a run: share of all-equal groups in the first and in the last third of its steps, and the seed."""
+def thirds(records: pd.DataFrame, column: str) -> pd.DataFrame:
+    """One row a run: mean of a column over the first and over the last third of its steps, and the seed."""
     rows = []
     for run, part in records.groupby("run"):
         low, high = int(part["step"].min()), int(part["step"].max()) + 1
         if high - low < 3:
             continue
         width = (high - low) // 3
-        equal = ~part["mixed"].astype(bool)
-        first, last = equal[part["step"] < low + width], equal[part["step"] >= high - width]
+        values = part[column].astype(float)
+        first, last = values[part["step"] < low + width], values[part["step"] >= high - width]
         rows.append((run, part["seed"].iloc[0], float(first.mean()), float(last.mean())))
     return pd.DataFrame(rows, columns=["run", "seed", "first", "last"]).dropna()
 
 
-def _c6_at(R: int, records: pd.DataFrame) -> Finding:
-    shares = thirds(records)
+def _c6_at(R: int, records: pd.DataFrame, metrics: pd.DataFrame) -> Finding:
+    shares = thirds(records.assign(equal=~records["mixed"].astype(bool)), "equal")
     if not len(shares):
         return nothing(R)
-    change = paired_difference(shares["first"], shares["last"], shares["seed"])
-    measured = (
-        f"all-equal groups {shares['first'].mean():.3f} in the first third, {shares['last'].mean():.3f} in the last; "
-        f"change {with_interval(change.mean, change.low, change.high, 3)} over {len(shares)} "
-        f"run{'s' if len(shares) > 1 else ''}"
+    change, measured = _words(shares, "all-equal groups")
+    runs = f"{len(shares)} run{'s' if len(shares) > 1 else ''}"
+    for name, words in READINGS.items():
+        found = thirds(metrics, name) if name in metrics else shares.iloc[:0]
+        if len(found):
+            measured += f"; {_words(found, words)[1]}"
+    return Finding(R, len(records), f"{measured} ({runs})", "no change 0", rules.UNDEFINED, change, "grows")
+
+
+def _words(ends: pd.DataFrame, what: str) -> tuple[Interval, str]:
+    change = paired_difference(ends["first"], ends["last"], ends["seed"])
+    return change, (
+        f"{what} {ends['first'].mean():.3f} in the first third, {ends['last'].mean():.3f} in the last, change "
+        f"{with_interval(change.mean, change.low, change.high, 3)}"
     )
-    return Finding(R, len(records), measured, "no change 0", rules.UNDEFINED, change, "grows")

@@ -82,13 +82,14 @@ def arm_title(sweep: Sweep, arm: str) -> str:
     return arm if len(arm_cells(sweep)) > 1 else ""
 
 
-def finish(ax: Axes, x: str, y: str, whole: bool) -> None:
+def finish(ax: Axes, x: str, y: str, whole: bool, negative: bool = False) -> None:
+    """Labels and the legend; `whole`: the x axis counts, `negative`: values may be below 0."""
     ax.set_xlabel(x)
     ax.set_ylabel(y)
     if whole:
         ax.xaxis.set_major_locator(MaxNLocator(8, integer=True))
     low, high = ax.get_ylim()
-    ax.set_ylim(max(0.0, low), high)
+    ax.set_ylim(low if negative else max(0.0, low), high)
     handles, labels = ax.get_legend_handles_labels()
     if not any(label.startswith("R = ") for label in labels):
         ax.text(0.5, 0.5, "nothing measured", transform=ax.transAxes, ha="center", va="center", color="0.35")

@@ -1,12 +1,15 @@
-"""Figures 1-5 of a sweep.
+"""The figures of a sweep.
 
     fig1  effective rank by step for each R          fig3  held-out accuracy by step and by rollouts used
     fig2  top-1 fraction by step for each R          fig4  effective rank against the number of correct rollouts k
     fig5  effective rank and share of gradient energy by depth and kind of parameter, where `analysis.by` kept them
           (`layer_figure`)
+    ranks_by_k    every definition of rank against k (`by_k_figure`)
+    rank_change   what of the effective rank's change over training is k and what is not (`longitudinal_figure`)
+    updates       what steps do to the weights, where `analysis.update_every` measured them (`update_figure`)
 
-One panel an arm (fig3: two, fig5: four); how they look is in `drawing`. Bands and bars are 95% intervals clustered by
-prompt and seed, cut at the values a quantity can take.
+One panel an arm (fig3 and rank_change: two, fig5: four, updates and ranks_by_k: six); how they look is in `drawing`.
+Bands and bars are 95% intervals clustered by prompt and seed, cut at the values a quantity can take.
 """
 
 from __future__ import annotations
@@ -15,23 +18,33 @@ import numpy as np
 import pandas as pd
 from matplotlib.axes import Axes
 
+from grpo_sweeps.report.by_k_figure import by_k_figure
 from grpo_sweeps.report.drawing import DOTTED, Panel, Plot, Style, arm_cells, arm_title, finish, styles
 from grpo_sweeps.report.layer_figure import layer_figure
+from grpo_sweeps.report.longitudinal_figure import longitudinal_figure
 from grpo_sweeps.report.query import Sweep
 from grpo_sweeps.report.table import ABOUT, accuracy_by_step, by_k, by_step
+from grpo_sweeps.report.update_figure import update_figure
 from grpo_sweeps.spectra import null_effective_rank
 
 STEP_WINDOWS = 20
 
 
-def figures(sweep: Sweep, layers: pd.DataFrame) -> list[Plot]:
-    """All figures of a sweep, not yet drawn. `layers` is `layer_table`'s; fig5 is there where it has rows."""
+def figures(
+    sweep: Sweep, layers: pd.DataFrame, steps: pd.DataFrame | None = None, parts: pd.DataFrame | None = None
+) -> list[Plot]:
+    """All figures of a sweep, not yet drawn. `layers` is `layer_table`'s, `steps` and `parts` are of `updates`; what is
+    drawn of them is there where they have rows."""
+    table = by_k(sweep)
     return [
         _spectral(sweep, "fig1", "Effective rank by training step", "effective_rank", "effective rank"),
         _spectral(sweep, "fig2", "Top-1 fraction by training step", "top1_fraction", "top-1 fraction"),
         _accuracy(sweep),
-        _rank_by_k(sweep),
+        _rank_by_k(sweep, table),
         *layer_figure(sweep, layers),
+        *by_k_figure(sweep, table),
+        *longitudinal_figure(sweep),
+        *(update_figure(sweep, steps, parts) if steps is not None and parts is not None else ()),
     ]
 
 
@@ -78,8 +91,7 @@ def _accuracy(sweep: Sweep) -> Plot:
     return Plot("fig3", "Held-out accuracy", caption, tuple(panels))
 
 
-def _rank_by_k(sweep: Sweep) -> Plot:
-    table = by_k(sweep)
+def _rank_by_k(sweep: Sweep, table: pd.DataFrame) -> Plot:
     panels = []
     for arm, Rs in arm_cells(sweep).items():
         curves = {

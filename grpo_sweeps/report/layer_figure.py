@@ -74,7 +74,7 @@ def _panel(sweep: Sweep, arm: str, rows: pd.DataFrame, level: str, column: str) 
     """One quantity by layer or by kind. The rank's panel has the whole matrix beside the parts."""
     shown = rows[(rows["level"] == level) | ((rows["level"] == "whole") & (column == "effective_rank"))]
     keys = sorted({str(key) for key in shown[level]})
-    axis = _depth_axis(keys) if level == "layer" else _kind_axis(keys)
+    axis = depth_axis(keys) if level == "layer" else kind_axis(keys)
     of_R = {int(str(R)): part for R, part in shown.groupby("R")}
     looks = {R: style for R, style in styles(sweep).items() if R in of_R}
     label, low, high = QUANTITIES[column]
@@ -86,15 +86,15 @@ def _panel(sweep: Sweep, arm: str, rows: pd.DataFrame, level: str, column: str) 
             shift = DODGE * (i - (len(looks) - 1) / 2) / max(1, len(looks) - 1)
             bounds = (1.0, float(R)) if column == "effective_rank" else (0.0, 1.0)
             part = of_R[R].rename(columns={level: "key", column: "mean", low: "low", high: "high"})
-            _points(ax, part, axis, shift, style, bounds, f"R = {R}")
-        _ticks(ax, axis, log=column == "energy_share")
+            points(ax, part, axis, shift, style, bounds, f"R = {R}")
+        name_ticks(ax, axis, log=column == "energy_share")
         finish(ax, axis.label, label, whole=False)
 
     title = ", ".join(t for t in (arm_title(sweep, arm), TITLES[level]) if t)
     return Panel(title, _alt(label, level, arm, column, of_R), draw)
 
 
-def _depth_axis(keys: Sequence[str]) -> Axis:
+def depth_axis(keys: Sequence[str]) -> Axis:
     """Numbered layers at their numbers; what stands before and after them, and the whole, at the ends."""
     numbered = [int(k) for k in keys if k.isdecimal()]
     first, last = (min(numbered), max(numbered)) if numbered else (0, 0)
@@ -112,13 +112,13 @@ def _depth_axis(keys: Sequence[str]) -> Axis:
     return Axis("layer", at, ticks, frozenset(map(str, numbered)))
 
 
-def _kind_axis(keys: Sequence[str]) -> Axis:
+def kind_axis(keys: Sequence[str]) -> Axis:
     ordered = sorted(keys, key=lambda kind: (kind == ALL, order(Part("kind", ALL, kind))))
     ticks = {k: SHORT.get(k, k).replace("\n", "") for k in ordered}
     return Axis("", {k: float(i) for i, k in enumerate(ordered)}, ticks, frozenset())  # the title says what they are
 
 
-def _points(
+def points(
     ax: Axes, rows: pd.DataFrame, axis: Axis, shift: float, style: Style, bounds: tuple[float, float], label: str
 ) -> None:
     """Markers with bars cut at `bounds`; a line through the numbered layers, with a band instead of bars where they are
@@ -144,7 +144,7 @@ def _points(
     ax.plot([], [], ls=style.line if axis.joined else "", lw=1.1, label=label, ms=4.5, **look)
 
 
-def _ticks(ax: Axes, axis: Axis, log: bool) -> None:
+def name_ticks(ax: Axes, axis: Axis, log: bool) -> None:
     ax.xaxis.set_major_locator(FixedLocator([axis.at[k] for k in axis.ticks]))
     slanted = not axis.joined
     ax.set_xticklabels(

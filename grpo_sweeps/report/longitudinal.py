@@ -88,6 +88,14 @@ def intervals(counts: np.ndarray, sums: np.ndarray, seed: int = 0) -> dict[str, 
     }
 
 
+def parts_of_change(groups: pd.DataFrame) -> dict[str, Interval] | None:
+    """`intervals` of groups of known k; None with too few prompts, or where no k is in both thirds."""
+    if groups["prompt_id"].nunique() < MIN_PROMPTS:
+        return None
+    counts, sums = tables(groups.assign(third=third_of(groups)))
+    return intervals(counts, sums) if change(counts.sum(axis=0), sums.sum(axis=0)) is not None else None
+
+
 def q3(arm: str, groups: dict[int, pd.DataFrame]) -> Claim:
     """groups: the usable ones of each R. Shown, never judged: a question has no verdict, and the parts answer it."""
     findings = tuple(_q3_at(R, g) for R, g in groups.items())

@@ -32,6 +32,7 @@ QUANTITIES = {
     "entropy_rank": spectra.entropy_rank,
     "numerical_rank": spectra.numerical_rank,
 }
+OTHERS = {name: quantity for name, quantity in QUANTITIES.items() if name != "effective_rank"}
 MATRICES = {
     "": "G = diag(w) Psi",
     "scores_": "scores (w = 1)",
@@ -39,6 +40,11 @@ MATRICES = {
     "centred_": "G, rows centred",
     "scores_centred_": "scores, rows centred",
 }
+RANK_NULLS = ("null_orthogonal", "null_measured_norms", "null_gaussian")
+OTHER_NULLS = tuple(f"{null}_{name}" for null in RANK_NULLS for name in OTHERS)
+"""Nulls of the other quantities of G; those of the effective rank are null_effective_rank (orthogonal scores of equal
+norm), null_measured_norms and null_gaussian."""
+
 CONTROLS = ("control_sign_flip", "control_leave_one_out", "control_std")
 NULL_DRAWS = 32  # of the Gaussian null, for each group
 STD_EPS = 1e-6  # added to the standard deviation in the std control; any value is one factor a group
@@ -46,7 +52,7 @@ SPECTRAL = (
     *(prefix + name for prefix in MATRICES for name in QUANTITIES),
     "effective_rank_floor_low", "effective_rank_floor_high", "entropy_rank_floor_low", "entropy_rank_floor_high",
     "resolution", "top2_fraction", "distinct", "null_distinct", "null_effective_rank", "null_closed_form",
-    "null_measured_norms", "null_gaussian",
+    "null_measured_norms", "null_gaussian", *OTHER_NULLS,
     *CONTROLS,
 )  # fmt: skip
 
@@ -108,23 +114,29 @@ def spectral(groups: Groups, seed: int) -> dict[str, Array]:
 
 
 def _nulls(groups: Groups, seed: int) -> dict[str, Array]:
-    """Effective rank without structure in the scores; see `spectra` for each null."""
+    """Effective rank, and the other quantities, without structure in the scores; see `spectra` for each null."""
     gram_NRR, weights_NR = groups.gram_NRR, groups.weights_NR
     k_N = np.where(groups.binary_N, groups.rewards_NR.sum(axis=1), np.nan)
     found = {
-        "null_effective_rank": np.asarray(spectra.null_orthogonal(weights_NR)),
-        "null_closed_form": np.asarray(spectra.null_effective_rank(k_N, groups.R)),
+        "null_effective_rank": _floats(spectra.null_orthogonal(weights_NR)),
+        "null_closed_form": _floats(spectra.null_effective_rank(k_N, groups.R)),
     }
+    found |= {f"null_orthogonal_{name}": _floats(of(np.abs(weights_NR))) for name, of in OTHERS.items()}
     if not groups.scores:
-        return found | dict.fromkeys(
-            ("null_distinct", "null_measured_norms", "null_gaussian"), np.full(len(k_N), np.nan)
-        )
+        names = ("null_distinct", "null_measured_norms", "null_gaussian", *OTHER_NULLS)
+        return dict.fromkeys(names, np.full(len(k_N), np.nan)) | found
     normal = RowNormals(seed, groups.R).draw(groups.step_N, groups.group_N, NULL_DRAWS)
-    return found | {
-        "null_distinct": np.asarray(spectra.null_distinct(gram_NRR, weights_NR, groups.floor_N)),
-        "null_measured_norms": np.asarray(spectra.null_measured_norms(gram_NRR, weights_NR)),
-        "null_gaussian": spectra.null_gaussian(gram_NRR, weights_NR, normal),
-    }
+    drawn_NSR = spectra.gaussian_values(gram_NRR, weights_NR, normal)
+    found["null_distinct"] = _floats(spectra.null_distinct(gram_NRR, weights_NR, groups.floor_N))
+    for name, of in QUANTITIES.items():
+        ending = "" if name == "effective_rank" else f"_{name}"
+        found[f"null_measured_norms{ending}"] = _floats(spectra.null_measured_norms(gram_NRR, weights_NR, of))
+        found[f"null_gaussian{ending}"] = _floats(of(drawn_NSR)).mean(axis=-1)
+    return found
+
+
+def _floats(values: object) -> Array:
+    return np.asarray(values, dtype=float)
 
 
 def _controls(groups: Groups) -> dict[str, Array]:

@@ -7,9 +7,11 @@ value: completions, names and error messages are text that a model or a stranger
 from __future__ import annotations
 
 import base64
+import re
 import shlex
 import unicodedata
 from collections.abc import Mapping, Sequence
+from itertools import count
 from typing import Any
 
 import pandas as pd
@@ -22,10 +24,18 @@ from grpo_sweeps.report.drawing import Plot
 from grpo_sweeps.report.formats import headline, number, with_interval
 from grpo_sweeps.report.layer_figure import NOT_DRAWN
 from grpo_sweeps.report.manifest import public
+from grpo_sweeps.report.measure import MATRICES, QUANTITIES
 from grpo_sweeps.report.query import Sweep
+from grpo_sweeps.report.updates import shown_steps
 
 CUT = 900  # characters of a completion or prompt that are shown
+NUMBERED = 5  # figures with a number of their own
 PER_CELL = 2  # completions shown for each arm and R: one right and one wrong where there are both
+K_NULLS = {
+    "null_closed_form": "null: orthogonal, equal norm",
+    "null_measured_norms": "null: orthogonal, measured norms",
+    "null_gaussian": "null: Gaussian, own spectrum",
+}
 TONES = {rules.HOLDS: ("yes", "✓"), rules.CONTRADICTED: ("no", "✗"), rules.UNDECIDED: ("open", "?")}
 TONES |= {rules.UNDEFINED: ("open", "–"), rules.ASKED: ("open", "–")}
 
@@ -59,8 +69,10 @@ def render_page(
         rules=rules.IN_WORDS,
         headline=headline(tables["table1"]),
         by_k=_by_k(tables["by_k"]),
+        by_k_of_all=_by_k_of_all(tables["by_k"]),
         ranks=_ranks(tables["ranks"]),
-        plots=[inlined(p, images) for p in plots],
+        plots=[inlined(p, images) | {"number": n} for p, n in zip(plots, numbers(plots), strict=True)],
+        updates=shown_steps(tables["updates"]) if "updates" in tables else None,
         not_drawn="" if "layers" in tables else NOT_DRAWN,
         completions=_completions(sweep),
         cut=CUT,
@@ -68,6 +80,13 @@ def render_page(
         commands=_commands(sweep),
         commit_words=_commit_words(sweep),
     )
+
+
+def numbers(plots: Sequence[Plot]) -> list[int]:
+    """Figures 1 to 5 keep their numbers where one of them is not drawn; the others follow."""
+    own = [int(p.name.removeprefix("fig")) if re.fullmatch(r"fig\d+", p.name) else 0 for p in plots]
+    following = count(max([NUMBERED, *own]) + 1)
+    return [n or next(following) for n in own]
 
 
 def _subtitle(sweep: Sweep) -> str:
@@ -102,17 +121,44 @@ def _cards(claims: Sequence[Claim]) -> list[list[Claim]]:
     return list(cards.values())
 
 
+def _words(quantity: str) -> str:
+    return quantity.replace("_", " ").replace("top1", "top-1")
+
+
 def _by_k(table: pd.DataFrame) -> tuple[list[str], list[list[str]]]:
-    names = ("effective_rank", "participation_ratio", "top1_fraction")
-    header = ["R", "k", "groups", "effective rank", "null 4k(R−k)/R", "participation ratio", "top-1 fraction"]
+    """Of G: every quantity with its interval, and beside the effective rank its nulls."""
+    nulls = {
+        "null_closed_form": "null 4k(R−k)/R",
+        "null_measured_norms": "null: measured norms",
+        "null_gaussian": "null: Gaussian",
+    }
+    others = [name for name in QUANTITIES if name != "effective_rank"]
+    header = ["R", "k", "groups", "effective rank", *nulls.values(), *map(_words, others)]
     arms = len(table) > 0 and table["arm"].nunique() > 1
     rows = []
     for row in table.to_dict("records"):
         if not row["groups"]:
             continue
-        rank, ratio, top1 = (with_interval(row[n], row[f"{n}_low"], row[f"{n}_high"]) for n in names)
-        cells = [str(row["R"]), str(row["k"]), str(row["groups"]), rank, number(row["null_closed_form"]), ratio, top1]
+        rank, *rest = (with_interval(row[n], row[f"{n}_low"], row[f"{n}_high"]) for n in ("effective_rank", *others))
+        cells = [str(row["R"]), str(row["k"]), str(row["groups"]), rank, *(number(row[n]) for n in nulls), *rest]
         rows.append([str(row["arm"]), *cells] if arms else cells)
+    return (["arm", *header] if arms else header), rows
+
+
+def _by_k_of_all(table: pd.DataFrame) -> tuple[list[str], list[list[str]]]:
+    """One row an arm, R, k and matrix, and for G one a null: means alone."""
+    header = ["R", "k", "matrix", *map(_words, QUANTITIES)]
+    arms = len(table) > 0 and table["arm"].nunique() > 1
+    rows = []
+    for row in table.to_dict("records"):
+        if not row["groups"]:
+            continue
+        start = [*([str(row["arm"])] if arms else []), str(row["R"]), str(row["k"])]
+        for prefix, matrix in MATRICES.items():
+            rows.append([*start, matrix, *(number(float(row[prefix + name])) for name in QUANTITIES)])
+        for null, words in K_NULLS.items():
+            names = (null if name == "effective_rank" else f"{null}_{name}" for name in QUANTITIES)
+            rows.append([*start, words, *(number(float(row[name])) for name in names)])
     return (["arm", *header] if arms else header), rows
 
 
@@ -135,7 +181,7 @@ def inlined(plot: Plot, images: Mapping[str, bytes]) -> dict[str, Any]:
     for i, panel in enumerate(plot.panels, start=1):
         data = base64.b64encode(images[f"{plot.name}_{i}.svg"]).decode("ascii")
         panels.append({"title": panel.title, "alt": panel.alt, "src": f"data:image/svg+xml;base64,{data}"})
-    data_file = "layers.csv" if plot.name == "fig5" else ""
+    data_file = {"fig5": "layers.csv", "updates": "update_layers.csv"}.get(plot.name, "")
     return {"name": plot.name, "csv": data_file, "title": plot.title, "caption": plot.caption, "panels": panels}
 
 

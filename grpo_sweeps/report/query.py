@@ -34,8 +34,9 @@ from grpo_sweeps.tracking.local import (
     read_groups,
     read_metrics,
     read_status,
+    read_updates,
 )
-from grpo_sweeps.types import Completion, EvalRecord, GroupRecord
+from grpo_sweeps.types import Completion, EvalRecord, GroupRecord, UpdateRecord
 
 RUN_COLUMNS = [
     "run", "name", "arm", "R", "seed", "state", "step", "total", "error", "commit", "dirty", "started", "ended",
@@ -57,6 +58,7 @@ class Sweep:
     groups       one row a group of rollouts: k, mixed, measured, and the spectral values of `report.measure`
     evals        one row a held-out problem and evaluation
     completions  one row a kept completion
+    updates      one row a parameter and measured update
     configs, statuses   by run; notes   what could not be read, in sentences
     waiting      runs of which nothing is recorded yet -> their names; some have no configuration, and no row in `runs`
     parts        what `report.parts` took from Grams by layer or parameter, where these were not kept; else None
@@ -71,6 +73,7 @@ class Sweep:
     groups: pd.DataFrame
     evals: pd.DataFrame
     completions: pd.DataFrame
+    updates: pd.DataFrame
     configs: dict[str, dict[str, Any]]
     statuses: dict[str, RunStatus]
     notes: list[str] = field(default_factory=list)
@@ -293,6 +296,7 @@ def _read_run(sweep: Sweep, run: str, keep_parts: bool, use: CacheUse) -> _Run:
             "groups": groups.frame,
             "evals": _records_frame(read_evals(folder), EvalRecord),
             "completions": _records_frame(read_completions(folder), Completion),
+            "updates": _records_frame(read_updates(folder), UpdateRecord),
         }
         read.by_part = groups.by_part
         if groups.by_part and not keep_parts:
@@ -312,6 +316,7 @@ _COLUMNS = {
     "groups": [name for name in COLUMNS if name != "R"],
     "evals": [f.name for f in fields(EvalRecord)],
     "completions": [f.name for f in fields(Completion)],
+    "updates": [f.name for f in fields(UpdateRecord)],
 }  # of a sweep of whose runs no record can be read
 
 

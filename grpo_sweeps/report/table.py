@@ -13,8 +13,9 @@ import numpy as np
 import pandas as pd
 
 from grpo_sweeps.intervals import Clusters, Interval, mean_interval, mean_over, paired_difference
-from grpo_sweeps.report.measure import MATRICES, QUANTITIES
+from grpo_sweeps.report.measure import MATRICES, OTHER_NULLS, OTHERS, QUANTITIES
 from grpo_sweeps.report.query import Sweep
+from grpo_sweeps.spectra import null_effective_rank
 
 FLEXIBLE_REWARD = "grpo_sweeps.rewards.exact_match.flexible"
 NULLS = ("null_effective_rank", "null_distinct", "null_closed_form", "null_measured_norms", "null_gaussian")
@@ -156,9 +157,12 @@ def ranks(sweep: Sweep) -> pd.DataFrame:
 
 
 def by_k(sweep: Sweep) -> pd.DataFrame:
-    """One row an arm, R and k = 1 .. R - 1 (binary rewards): the values of G beside the closed-form null 4k(R-k)/R.
+    """One row an arm, R and k = 1 .. R - 1 (binary rewards): every quantity of each of the five matrices with its
+    interval (those of G without a prefix, the others with that of `measure.MATRICES`), and the nulls of those of G.
 
-    A k without groups has its row too, with 0 groups and no values.
+    A null is named null_closed_form, null_measured_norms or null_gaussian, for another quantity than the effective rank
+    with its name behind it. The closed form is of group-mean advantages over orthogonal scores of equal norm, for the
+    effective rank 4k(R-k)/R. A k without groups has its row too, with 0 groups and no values but the closed forms.
     """
     rows = []
     for arm, R in sweep.cells:
@@ -170,17 +174,27 @@ def by_k(sweep: Sweep) -> pd.DataFrame:
             by = clusters(part)
             row: dict[str, object] = {"arm": arm, "R": R, "k": k, "groups": len(part)}
             row["distinct_rollouts"] = part["distinct"].astype(float).mean()
-            for name in QUANTITIES:
-                row |= _with_interval(name, pooled(part, name, by=by))
             row |= _with_interval("gradient_norm", pooled(part, "gradient_norm", by=by))
-            row["null_closed_form"] = 4.0 * k * (R - k) / R
-            row |= {name: part[name].astype(float).mean() for name in NULLS if name != "null_closed_form"}
-            for prefix in ("scores_", "unit_", "centred_"):
-                for name in ("effective_rank", "participation_ratio", "top1_fraction"):
-                    row[prefix + name] = part[prefix + name].astype(float).mean()
+            row["null_closed_form"] = null_effective_rank(k, R)
+            row |= {f"null_closed_form_{name}": closed_form(name, k, R) for name in OTHERS}
+            measured = [name for name in (*NULLS, *OTHER_NULLS) if name != "null_closed_form"]
+            row |= {name: part[name].astype(float).mean() for name in measured}
+            for prefix in MATRICES:
+                for name in QUANTITIES:
+                    row |= _with_interval(prefix + name, pooled(part, prefix + name, by=by))
             rows.append(row)
     empty = ["arm", "R", "k", "groups", "effective_rank", "null_closed_form"]
     return pd.DataFrame(rows, columns=None if rows else empty)
+
+
+def closed_form(quantity: str, k: int, R: int) -> float:
+    """A quantity of group-mean advantages over orthogonal scores of equal norm, k of R rollouts right: the singular
+    values are 1 - k/R, k times, and k/R, R - k times.
+
+    >>> round(closed_form("effective_rank", 2, 8), 12), round(closed_form("participation_ratio", 4, 8), 12)
+    (6.0, 8.0)
+    """
+    return float(QUANTITIES[quantity](np.repeat([1.0 - k / R, k / R], [k, R - k])))
 
 
 def by_step(sweep: Sweep, arm: str, R: int, column: str, windows: int) -> pd.DataFrame:

@@ -11,7 +11,8 @@ NEEDS = {
     "C1": (
         "Under outcome reward every token of a rollout has the same advantage.",
         "a record keeps one advantage and one weight a rollout. Needed: the spread of advantages and of token weights "
-        "within rollouts, which clipping, process rewards, a KL term in the reward or a critic can make.",
+        "within rollouts, which clipping, process rewards, a KL term in the reward or a critic can make. "
+        "What the tokens of one run deserved: python -m grpo_sweeps.credit.",
     ),
     "C11": (
         "A larger R only refines the same two directions, and yet learns faster.",

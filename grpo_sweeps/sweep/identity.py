@@ -20,7 +20,7 @@ LENGTH = 12  # hexadecimal digits: 48 bits, so a million runs in one sweep meet 
 IRRELEVANT = (
     "sweep", "runs_dir", "tracking", "model.name", "task.name", "trainer.device", "trainer.micro_batch",
     "rollout.batch", "trainer.checkpoint_every", "trainer.checkpoint_minutes", "trainer.keep_checkpoints",
-    "analysis.keep_completions_every", "analysis.check_every", "analysis.scores",
+    "analysis.keep_completions_every", "analysis.check_every", "analysis.scores", "analysis.update_every",
 )  # fmt: skip
 
 # Settings of what may be switched off: they count where it is on.

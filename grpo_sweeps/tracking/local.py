@@ -1,7 +1,8 @@
 """The local record of a run: the truth, of which MLflow is a copy. Needs neither torch nor MLflow.
 
     metrics.jsonl    {"step": s, "time": unix seconds, name: number, ...}, append only, a line flushed at each step
-    grams/           GroupRecord        completions/   Completion        evals/   EvalRecord
+    grams/           GroupRecord        completions/   Completion
+    evals/           EvalRecord         updates/       UpdateRecord
                      each a journal, flushed at each step and compacted into Parquet at checkpoints
 
 One process writes a run's record; any number may read it meanwhile. A run that goes on from a checkpoint calls
@@ -23,7 +24,7 @@ import yaml
 from grpo_sweeps.tracking.journal import Journal, LineFile, read_lines
 from grpo_sweeps.tracking.lines import METRICS, left_out, line_fault, number_from_json, number_to_json
 from grpo_sweeps.tracking.status import RecordError, RunStatus, read_status, write_status
-from grpo_sweeps.types import Completion, EvalRecord, GroupRecord
+from grpo_sweeps.types import Completion, EvalRecord, GroupRecord, UpdateRecord
 
 __all__ = [
     "CONFIG",
@@ -40,7 +41,9 @@ __all__ = [
     "read_groups",
     "read_metrics",
     "read_status",
+    "read_updates",
     "record_tables",
+    "updates_frame",
     "write_status",
 ]
 
@@ -61,6 +64,10 @@ def _evals(run_dir: Path | str) -> Journal:
     return Journal(Path(run_dir) / "evals", EvalRecord, ("step", "problem_id"), order=("step",))
 
 
+def _updates(run_dir: Path | str) -> Journal:
+    return Journal(Path(run_dir) / "updates", UpdateRecord, ("step", "name"), order=("step",))
+
+
 class LocalRecord:
     """Writes one run's record. A context manager; leaving it compacts everything into one segment a folder, or, after
     an exception, only what is still in the journals (a run that is asked to stop has little time).
@@ -71,7 +78,7 @@ class LocalRecord:
     def __init__(self, run_dir: Path | str) -> None:
         self.run_dir = Path(run_dir)
         self._metrics = LineFile(self.run_dir / METRICS)
-        self._journals = (_groups(run_dir), _completions(run_dir), _evals(run_dir))
+        self._journals = (_groups(run_dir), _completions(run_dir), _evals(run_dir), _updates(run_dir))
         self._closed = False
 
     def log_metrics(self, step: int, metrics: Mapping[str, Any]) -> None:
@@ -99,6 +106,10 @@ class LocalRecord:
     def log_evals(self, evals: Sequence[EvalRecord]) -> None:
         """Flushed before it returns."""
         self._journals[2].append(evals)
+
+    def log_updates(self, updates: Sequence[UpdateRecord]) -> None:
+        """Flushed before it returns."""
+        self._journals[3].append(updates)
 
     def compact(self, merge: bool = False) -> None:
         """Turn the journals into Parquet segments (at a checkpoint); `merge`: into one a folder (at the end)."""
@@ -212,6 +223,11 @@ def read_evals(run_dir: Path | str) -> list[EvalRecord]:
     return _evals(run_dir).read()
 
 
+def read_updates(run_dir: Path | str) -> list[UpdateRecord]:
+    """What measured updates did to each parameter, by step, each once."""
+    return _updates(run_dir).read()
+
+
 def groups_frame(run_dir: Path | str) -> pd.DataFrame:
     """As `read_groups`, a row a group and a column a field (tuples, and R x R arrays or None)."""
     return _frame(_groups(run_dir))
@@ -227,12 +243,15 @@ def evals_frame(run_dir: Path | str) -> pd.DataFrame:
     return _frame(_evals(run_dir))
 
 
+def updates_frame(run_dir: Path | str) -> pd.DataFrame:
+    """As `read_updates`, a row a step and parameter."""
+    return _frame(_updates(run_dir))
+
+
 def record_tables(run_dir: Path | str) -> dict[str, Callable[[], Any]]:
     """Folder name -> function that reads its records, each once, as an Arrow table (for copies of the record)."""
-    return {
-        name: make(run_dir).table
-        for name, make in (("grams", _groups), ("completions", _completions), ("evals", _evals))
-    }
+    made = {"grams": _groups, "completions": _completions, "evals": _evals, "updates": _updates}
+    return {name: make(run_dir).table for name, make in made.items()}
 
 
 def _frame(journal: Journal) -> pd.DataFrame:

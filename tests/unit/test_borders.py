@@ -52,6 +52,7 @@ MAY_IMPORT = {
     "loop": {*LEAVES, "config", "functions", "engine", "tracking"},
     "exact": {"types", "estimators", "spectra"},
     "science": {*LEAVES, "config", "exact", "engine", "report"},
+    "credit": {*LEAVES, "config", "engine", "loop", "tracking", "sweep", "report"},
     "benchmarks": {*LEAVES, "config", "functions", "engine", "loop", "tracking"},
     "sweep": {*LEAVES, "config", "functions", "tracking", "loop"},
     "report": {*LEAVES, "config", "tracking", "sweep"},

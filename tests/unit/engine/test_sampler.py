@@ -63,6 +63,18 @@ def test_other_rows_do_not_matter(policy64: Policy, batch: int) -> None:
     assert len({r.length for r in reference}) > 1  # rows ended at different times: the batch was compacted
 
 
+@pytest.mark.parametrize("batch", [4, 12])
+def test_a_shared_prompt_is_as_good_as_one_a_row(policy64: Policy, batch: int) -> None:
+    prompts = policy64.encode(PROMPTS)
+    rows = [prompts[i] for i in (0, 2, 0, 0, 1, 2, 1, 1, 0, 2, 2, 1)]
+    config = RolloutConfig(max_new_tokens=LIMIT, batch=batch)
+    apart = sample(policy64, rows, range(12), config)
+    shared = sample(policy64, rows, range(12), config, share_prompts=True)
+    assert [(r.prompt_ids, r.completion_ids) for r in shared] == [(r.prompt_ids, r.completion_ids) for r in apart]
+    for one, other in zip(shared, apart, strict=True):
+        assert one.logprobs == pytest.approx(other.logprobs, abs=1e-5)
+
+
 def test_first_token_has_the_distribution_of_the_model(policy64: Policy) -> None:
     prompt = policy64.encode(PROMPTS[:1])[0]
     n = 4000

@@ -263,3 +263,15 @@ def test_kl_in_the_reward(make_config: MakeConfig, tmp_path: Path) -> None:
         assert less == pytest.approx(beta * metrics["kl"].iloc[step] * lengths.mean(), rel=1e-6)
         for g in here:
             assert g.advantages == pytest.approx(np.array(g.rewards) - np.mean(g.rewards), abs=1e-12)
+
+
+def test_what_an_update_does_is_measured_of_the_first(make_config: MakeConfig) -> None:
+    analysis = {"update_every": 1}
+    once, twice = (
+        inner_step(prepare(with_objective(make_config, {"ratio": "token", "inner_updates": n}, analysis=analysis)), 0)
+        for n in (1, 2)
+    )
+    names = [name for name in once.metrics if name.startswith(("update/", "gradient/"))]
+    assert len(names) == 6 and once.metrics["update/norm"] > 0
+    assert [once.metrics[name] for name in names] == pytest.approx([twice.metrics[name] for name in names], rel=1e-9)
+    assert [u.name for u in once.updates] == [u.name for u in twice.updates] and once.updates

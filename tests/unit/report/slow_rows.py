@@ -2,14 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import numpy as np
 import pandas as pd
 
 from grpo_sweeps import spectra
 from grpo_sweeps.report.draws import NULL_SEED
-from grpo_sweeps.report.measure import CONTROLS, MATRICES, NULL_DRAWS, QUANTITIES, STD_EPS
+from grpo_sweeps.report.measure import (
+    CONTROLS,
+    MATRICES,
+    NULL_DRAWS,
+    OTHER_NULLS,
+    QUANTITIES,
+    RANK_NULLS,
+    STD_EPS,
+)
 from grpo_sweeps.report.rows import ADVANTAGES, MEASURED, PLAIN
 from grpo_sweeps.spectra import Array
 from grpo_sweeps.spectra_floor import floor_interval
@@ -92,18 +100,31 @@ def _nulls(
         "null_distinct": np.asarray(spectra.null_distinct(gram_NRR, weights_NR, floor_N)) if scores else missing,
         "null_measured_norms": np.asarray(spectra.null_measured_norms(gram_NRR, weights_NR)) if scores else missing,
         "null_gaussian": np.array([_gaussian(r, seed) for r in records]) if scores else missing,
-    }
+    } | {name: np.array([_other_null(r, name, scores, seed) for r in records]) for name in OTHER_NULLS}
 
 
-def _gaussian(record: GroupRecord, seed: int) -> float:
-    """The mean over draws of the effective rank of diag(w) Z diag(spectrum / R) Z' diag(w)."""
+def _other_null(record: GroupRecord, name: str, scores: bool, seed: int) -> float:
+    """A null of another quantity: `null_<which>_<quantity>`, NaN where it needs scores and there are none."""
+    (which,) = (null for null in RANK_NULLS if name.startswith(null))
+    of = QUANTITIES[name.removeprefix(f"{which}_")]
+    if which == "null_orthogonal":
+        return float(of(np.abs(record.weights)))
+    if not scores:
+        return float("nan")
+    if which == "null_measured_norms":
+        return float(of(np.sqrt(np.diag(record.gram)) * np.abs(record.weights)))
+    return _gaussian(record, seed, of)
+
+
+def _gaussian(record: GroupRecord, seed: int, quantity: Callable[[Array], object] = spectra.effective_rank) -> float:
+    """The mean over draws of the effective rank (or `quantity`) of diag(w) Z diag(spectrum / R) Z' diag(w)."""
     bits = np.random.Philox(
         key=np.array([NULL_SEED, seed], np.uint64), counter=[0, record.R, record.group, record.step]
     )
     scale_R = np.sqrt(spectra.eigenvalues(record.gram) / record.R)
     ranks = []
     for Z in np.random.Generator(bits).standard_normal((NULL_DRAWS, record.R, record.R)):
-        ranks.append(spectra.effective_rank(spectra.singular_values((Z * scale_R) @ (Z * scale_R).T, record.weights)))
+        ranks.append(quantity(spectra.singular_values((Z * scale_R) @ (Z * scale_R).T, record.weights)))
     return float(np.mean(ranks))
 
 

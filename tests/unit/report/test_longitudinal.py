@@ -7,7 +7,10 @@ import pandas as pd
 import pytest
 
 from grpo_sweeps.report import longitudinal
-from grpo_sweeps.report.longitudinal import change, q3, tables, third_of
+from grpo_sweeps.report.drawing import render
+from grpo_sweeps.report.longitudinal import change, parts_of_change, q3, tables, third_of
+from grpo_sweeps.report.longitudinal_figure import longitudinal_figure, rank_by_window
+from grpo_sweeps.report.query import load_sweep
 from grpo_sweeps.spectra import null_effective_rank
 
 
@@ -67,3 +70,46 @@ def test_what_only_one_third_has_is_left_out_and_said():
 def test_few_prompts_say_nothing():
     groups = made([0.2, 0.6, 0.2], [0.2, 0.6, 0.2], null, prompts=longitudinal.MIN_PROMPTS - 1)
     assert q3("arm", {4: groups}).findings[0].measured == "nothing measured"
+
+
+def test_a_window_s_rank_at_fixed_k_against_the_definition():
+    rng = np.random.default_rng(2)
+    groups = made([0.2, 0.5, 0.3], [0.6, 0.2, 0.2], lambda k, third: float(rng.uniform(1, 4))).assign(seed=0)
+    curve = rank_by_window(groups, windows=3)
+    early = groups[groups["step"] < 60]
+    shares = {k: (early["k"] == k).mean() for k in (1, 2, 3)}
+    for i, row in curve.iterrows():
+        part = groups[groups["step"] // 60 == i]
+        assert (row["step"], row["mean"]) == pytest.approx((part["step"].mean(), part["effective_rank"].mean()))
+        fixed = sum(shares[k] * part.loc[part["k"] == k, "effective_rank"].mean() for k in shares)
+        assert row["fixed"] == pytest.approx(fixed)
+    assert curve["fixed"][0] == pytest.approx(curve["mean"][0])
+
+
+def test_what_k_alone_moves_stays_where_k_is_held():
+    groups = made([0.1, 0.8, 0.1], [0.4, 0.2, 0.4], null).assign(seed=0)
+    curve = rank_by_window(groups, windows=3)
+    assert curve["mean"][2] < curve["mean"][0] - 0.4
+    assert curve["fixed"].to_numpy() == pytest.approx(curve["mean"][0])
+
+
+def test_a_window_without_a_k_that_was_common_has_no_value_at_fixed_k():
+    curve = rank_by_window(made([0.3, 0.7, 0.0], [0.0, 1.0, 0.0], null).assign(seed=0), windows=3)
+    assert curve["fixed"][:2].notna().all() and np.isnan(curve["fixed"][2])
+
+
+def test_the_figure_has_its_curves_and_bars_and_says_them(full_sweep):
+    sweep = load_sweep("full", full_sweep)
+    (plot,) = longitudinal_figure(sweep)
+    lines, bars = plot.panels
+    assert lines.alt.count("k held fixed") == 3
+    groups = sweep.groups[(sweep.groups["R"] == 8) & sweep.groups["measured"] & sweep.groups["mixed"]]
+    parts = parts_of_change(groups)
+    assert parts is not None
+    assert f"R = 8: total {parts['total'].mean:.3f}, composition {parts['composition'].mean:.3f}" in bars.alt
+    assert set(render(plot)) == {f"rank_change{end}" for end in (".png", ".pdf", "_1.svg", "_2.svg")}
+
+
+def test_without_prompts_enough_there_is_no_figure(write, tmp_path):
+    write(tmp_path, "short", 2, 0, steps=2)
+    assert longitudinal_figure(load_sweep("short", tmp_path)) == []

@@ -16,10 +16,10 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from grpo_sweeps.report import arms, formats, manifest, page, rules, table
+from grpo_sweeps.report import arms, formats, manifest, measure, page, rules, table
 from grpo_sweeps.report.__main__ import main
 from grpo_sweeps.report.build import build
-from grpo_sweeps.report.drawing import render, styles
+from grpo_sweeps.report.drawing import Plot, render, styles
 from grpo_sweeps.report.figures import figures
 from grpo_sweeps.report.layers import layer_table
 from grpo_sweeps.report.missing import missing
@@ -27,12 +27,13 @@ from grpo_sweeps.report.query import load_sweep
 
 HOSTILE = '=HYPERLINK("http://x") <script>alert(1)</script> \\input{x} | `rm` \u202e & done {{ 7*7 }}'
 FILES = {
-    *(f"fig{i}.{kind}" for i in range(1, 5) for kind in ("png", "pdf")), "table1.csv", "table1.md", "table1.tex",
+    *(f"{name}.{kind}" for name in ("fig1", "fig2", "fig3", "fig4", "ranks_by_k", "rank_change")
+      for kind in ("png", "pdf")), "table1.csv", "table1.md", "table1.tex",
     "by_k.csv", "ranks.csv", "claims.csv", "claims.md", "index.html", "manifest.json",
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("module", [formats, manifest, page, rules, arms])
+@pytest.mark.parametrize("module", [formats, manifest, page, rules, arms, table])
 def test_doctests(module):
     result = doctest.testmod(module)
     assert result.failed == 0 and result.attempted > 0
@@ -90,7 +91,7 @@ def test_the_page_needs_no_network_runs_no_script_and_is_accessible(hostile):
     parsed = Page(text)
     assert "script" not in parsed.tags and "b" not in parsed.tags and "link" not in parsed.tags
     assert parsed.loads and all(src.startswith("data:image/svg+xml;base64,") for src in parsed.loads)
-    assert all(image["alt"] for image in parsed.images) and len(parsed.images) == 2 + 2 + 4 + 2
+    assert all(image["alt"] for image in parsed.images) and len(parsed.images) == 2 + 2 + 4 + 2 + 12 + 4
     for link in parsed.links:
         assert (link.startswith("#") and link[1:] in parsed.ids) or link in FILES
     assert "&lt;script&gt;alert(1)&lt;/script&gt;" in text and "[U+202E]" in text and "\u202e" not in text
@@ -182,6 +183,35 @@ def test_by_k_against_plain_means_and_the_closed_form(paper_sweep):
         assert row["groups"] == len(chosen)
         assert row["effective_rank"] == pytest.approx(chosen["effective_rank"].mean(), nan_ok=True)
         assert row["null_effective_rank"] == pytest.approx(row["null_closed_form"], nan_ok=True) or not row["groups"]
+
+
+def test_every_definition_of_every_matrix_is_there_by_k_with_its_nulls(full_sweep):
+    sweep = load_sweep("full", full_sweep)
+    for row in table.by_k(sweep).to_dict("records"):
+        R, k = row["R"], row["k"]
+        chosen = sweep.groups[(sweep.groups["R"] == R) & (sweep.groups["k"] == k)]
+        for prefix in measure.MATRICES:
+            for name in measure.QUANTITIES:
+                assert row[prefix + name] == pytest.approx(chosen[prefix + name].mean(), nan_ok=True)
+                assert f"{prefix}{name}_low" in row and f"{prefix}{name}_high" in row
+        s = np.array([1 - k / R] * k + [k / R] * (R - k))
+        closed = {
+            "top1_fraction": s.max() ** 2 / (s**2).sum(), "participation_ratio": (s**2).sum() ** 2 / (s**4).sum(),
+            "stable_rank": (s**2).sum() / s.max() ** 2, "numerical_rank": R,
+            "entropy_rank": np.exp(-(s / s.sum() * np.log(s / s.sum())).sum()),
+        }  # fmt: skip
+        assert set(closed) == set(measure.OTHERS)
+        for name, value in closed.items():
+            assert row[f"null_closed_form_{name}"] == pytest.approx(value)
+            if row["groups"]:  # rewards of 0 and 1, and weights one factor times the group mean's
+                assert row[f"null_orthogonal_{name}"] == pytest.approx(value)
+                assert np.isfinite(row[f"null_measured_norms_{name}"]) and np.isfinite(row[f"null_gaussian_{name}"])
+    assert set(table.NULLS) < set(table.by_k(sweep).columns)
+
+
+def test_figures_keep_their_numbers():
+    plots = [Plot(name, "", "", ()) for name in ("fig1", "fig4", "ranks_by_k", "updates")]
+    assert page.numbers(plots) == [1, 4, 6, 7]
 
 
 def test_windows_of_steps_cover_every_group(full_sweep):

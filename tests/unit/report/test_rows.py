@@ -85,7 +85,7 @@ def test_a_damaged_or_foreign_cache_is_ignored_with_one_line(one, harm, monkeypa
     with pytest.warns(UserWarning, match=r"^Cached spectra: .*1 (damaged|made by other code).*\.$") as said:
         again = load(one).groups
     assert len(said) == 1 and "\n" not in str(said[0].message)
-    same = [c for c in first if c not in ("seed", "null_gaussian")]
+    same = [c for c in first if c != "seed" and not c.startswith("null_gaussian")]
     pd.testing.assert_frame_equal(again[same], first[same], check_exact=True)
     assert (harm == "other seed") == (not np.array_equal(again["null_gaussian"], first["null_gaussian"], True))
 

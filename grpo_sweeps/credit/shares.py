@@ -1,0 +1,143 @@
+"""Where along a rollout the credit lies, and how much of it uniform credit carries; intervals over prompts.
+
+The definitions are those of `science.credit` on policies whose sequences can be listed, with E over prompts, each
+counted alike, and over their rollouts:
+
+    along the rollout   E A_k^2 / Var r, segments past the end counted as 0; they add up to 1
+    share of uniform    E[(r - v(s_0))^2 / K] / E sum_k A_k^2: the squared length of the projection of the K credits of
+                        a rollout on the constant vector, over that of the credits
+    correlation         E sum_k A_k U_k / sqrt(E sum_k A_k^2 E sum_k U_k^2), U_k = r - v(s_0) on every segment
+
+Var r is the variance given the prompt. sum_k A_k = r - v(s_0) and E sum_k A_k^2 = Var r, so that the last two
+need rewards and lengths of whole completions alone: share = E[(r - v)^2 / K] / Var r, correlation =
+sqrt(Var r / E[K (r - v)^2]). At one common K they are 1 / K and 1 / sqrt(K), whatever the policy.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+
+from grpo_sweeps.credit.values import Starts, Values, squared_surprise
+from grpo_sweeps.intervals import Interval, mean_interval
+from grpo_sweeps.spectra import Array
+
+PARTS = 10  # tenths of a rollout
+UNKNOWN = float("nan")
+Statistic = Callable[[Array], Array]
+"""Means of columns (..., X) -> statistics (..., S), each row by itself."""
+
+
+@dataclass(frozen=True)
+class Profile:
+    """E A^2 over Var r by position, with its interval over prompts; `noisy` is the same without the correction."""
+
+    shares: list[Interval]
+    noisy: list[float]
+
+
+@dataclass(frozen=True)
+class Shares:
+    """Everything that is said about the credit of one run.
+
+    variance: Var r. total: the sum of E A^2 / Var r along the rollout, 1 but for chance; total_noisy: the same without
+    the correction. uniform, correlation: see the module. segments: mean K of a completion.
+    """
+
+    value: Interval
+    variance: Interval
+    total: Interval
+    total_noisy: float
+    uniform: Interval
+    correlation: Interval
+    segments: Interval
+    by_tenth: Profile
+    by_segment: Profile
+
+
+def shares(values: Values, starts: Starts) -> Shares:
+    """All shares of one run. Where the rewards of every prompt are equal there is nothing to share: NaN."""
+    surprise_PM, K_PM = squared_surprise(starts.rewards_PM), starts.segments_PM
+    variance_P, over_P, times_P = ((surprise_PM * w).mean(axis=1) for w in (1.0, 1 / K_PM, K_PM))
+    squares_PK, noise_PK = (by_prompt(x, values.prompt_N) for x in (values.squares_NK, values.noise_NK))
+    overlap_NKB = overlaps(values.edges_NE)
+    squares_PB, noise_PB = (
+        by_prompt(np.einsum("nk,nkb->nb", x, overlap_NKB), values.prompt_N)
+        for x in (values.squares_NK, values.noise_NK)
+    )
+    total_P, total_noise_P = squares_PK.sum(axis=1), noise_PK.sum(axis=1)
+    return Shares(
+        value=mean_interval(starts.rewards_PM.mean(axis=1)),
+        variance=mean_interval(variance_P),
+        total=over_prompts(ratios, np.column_stack([total_P, variance_P]))[0],
+        total_noisy=float(ratios(np.array([(total_P + total_noise_P).mean(), variance_P.mean()]))[0]),
+        uniform=over_prompts(ratios, np.column_stack([over_P, variance_P]))[0],
+        correlation=over_prompts(root_ratio, np.column_stack([variance_P, times_P]))[0],
+        segments=mean_interval(K_PM.mean(axis=1)),
+        by_tenth=_profile(squares_PB, noise_PB, variance_P),
+        by_segment=_profile(squares_PK, noise_PK, variance_P),
+    )
+
+
+def _profile(squares_PX: Array, noise_PX: Array, variance_P: Array) -> Profile:
+    noisy = ratios(np.append((squares_PX + noise_PX).mean(axis=0), variance_P.mean()))
+    return Profile(over_prompts(ratios, np.column_stack([squares_PX, variance_P])), noisy.tolist())
+
+
+def by_prompt(values_NX: Array, prompt_N: np.ndarray) -> Array:
+    """Mean over the rollouts of each prompt, (P, X)."""
+    sums = np.zeros((int(prompt_N.max()) + 1, values_NX.shape[1]))
+    np.add.at(sums, prompt_N, values_NX)
+    mean: Array = sums / np.bincount(prompt_N)[:, None]
+    return mean
+
+
+def overlaps(edges_NE: np.ndarray, parts: int = PARTS) -> Array:
+    """Share of each segment that lies in each of `parts` equal parts of its rollout, (N, K, parts); rows of 0 past the
+    end. A segment's square is divided among the parts that it touches, so that nothing is lost or counted twice.
+
+    >>> overlaps(np.array([[0, 3, 4]]), 2)
+    array([[[0.66666667, 0.33333333],
+            [0.        , 1.        ]]])
+    """
+    bounds_NB = edges_NE[:, -1:] * np.arange(parts + 1) / parts
+    low = np.maximum(edges_NE[:, :-1, None], bounds_NB[:, None, :-1])
+    high = np.minimum(edges_NE[:, 1:, None], bounds_NB[:, None, 1:])
+    length_NK1 = np.diff(edges_NE, axis=1)[:, :, None]
+    shares_NKB: Array = np.maximum(high - low, 0.0) / np.maximum(length_NK1, 1)
+    return shares_NKB
+
+
+def ratios(means: Array) -> Array:
+    """Every column over the last one; NaN where that is not positive."""
+    below = means[..., -1:]
+    return np.where(below > 0, means[..., :-1] / np.where(below > 0, below, 1.0), UNKNOWN)
+
+
+def root_ratio(means: Array) -> Array:
+    """sqrt of the first column over the second; NaN where that is not a number."""
+    ratio = ratios(means)
+    return np.sqrt(np.where(ratio >= 0, ratio, UNKNOWN))
+
+
+def over_prompts(statistic: Statistic, columns_PX: Array, alpha: float = 0.05) -> list[Interval]:
+    """A statistic of means over prompts with its 1 - alpha interval, by the jackknife that leaves one prompt out.
+
+    The half width is that of `intervals.mean_interval` over the P pseudo-values P S - (P - 1) S_without: Student's t
+    with P - 1 degrees of freedom. For a mean this is the ordinary interval. No random numbers; the tests compare it
+    with a bootstrap over prompts. NaN ends for one prompt, or where the statistic fails without one of them.
+    """
+    P = len(columns_PX)
+    whole_S = statistic(columns_PX.mean(axis=0))
+    if P < 2:
+        return [Interval(float(x), UNKNOWN, UNKNOWN, P, (P,)) for x in whole_S]
+    without_PS = statistic((columns_PX.sum(axis=0) - columns_PX) / (P - 1))
+    pseudo_PS = P * whole_S - (P - 1) * without_PS
+    found = []
+    for whole, pseudo_P in zip(whole_S.tolist(), pseudo_PS.T, strict=True):
+        known = mean_interval(pseudo_P, alpha=alpha) if np.isfinite(pseudo_P).all() else None
+        half = known.high - known.mean if known else UNKNOWN
+        found.append(Interval(whole, whole - half, whole + half, P, (P,)))
+    return found

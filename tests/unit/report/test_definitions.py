@@ -1,0 +1,64 @@
+"""The other definitions of rank: what C8's rule says of them, and their figure by k."""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+
+import pytest
+
+from grpo_sweeps.report.by_k_figure import by_k_figure
+from grpo_sweeps.report.claims import judge_claims
+from grpo_sweeps.report.claims_ranks import DEFINITIONS
+from grpo_sweeps.report.drawing import render
+from grpo_sweeps.report.query import load_sweep
+from grpo_sweeps.report.rules import CONTRADICTED, HOLDS, UNDECIDED
+from grpo_sweeps.report.table import by_k
+
+
+def said(sweep):
+    """C8's verdict, and {definition: (verdict, the sentence)}."""
+    (c8,) = [c for c in judge_claims(sweep) if c.id == "C8"]
+    found = {}
+    for name, words in DEFINITIONS.items():
+        (sentence,) = [r for r in c8.remarks if r.startswith(f"By {words}, by the same rule: ")]
+        (verdict,) = [v for v in (HOLDS, CONTRADICTED, UNDECIDED) if f"rule: {v} (" in sentence]
+        found[name] = verdict, sentence
+    return c8.verdict, found
+
+
+def test_each_definition_has_its_verdict_and_values(full_sweep):
+    sweep = load_sweep("full", full_sweep)
+    verdict, found = said(sweep)
+    assert verdict == CONTRADICTED and {v for v, _ in found.values()} == {CONTRADICTED}
+    for name, (_, sentence) in found.items():
+        for R in (2, 4, 8):
+            groups = sweep.groups[(sweep.groups["R"] == R) & sweep.groups["mixed"].astype(bool)]
+            value, null = groups[name].mean(), groups[f"null_orthogonal_{name}"].mean()
+            number, orthogonal = re.search(rf"R = {R}: ([\d.]+)[^;)]*, orthogonal scores ([\d.]+)", sentence).groups()
+            assert (float(number), float(orthogonal)) == pytest.approx((value, null), abs=0.0051)
+
+
+def test_another_definition_can_say_otherwise_and_leaves_c8_as_it_is(paper_sweep):
+    """Table 1's pairs: effective rank about 2 at each R, numerical rank R."""
+    verdict, found = said(load_sweep("paper", paper_sweep))
+    assert verdict == HOLDS and found["numerical_rank"][0] == found["stable_rank"][0] == CONTRADICTED
+
+
+def test_coarse_grams_decide_no_definition_without_an_interval_of_its_own(write, tmp_path):
+    for R in (2, 4):
+        write(tmp_path, "coarse", R, 0, steps=20, change=lambda g: dataclasses.replace(g, floor=0.3))
+    _, found = said(load_sweep("coarse", tmp_path))
+    for name in ("participation_ratio", "stable_rank", "numerical_rank"):
+        assert found[name][0] == UNDECIDED and found[name][1].count("the Grams too coarse") == 2
+    assert found["entropy_rank"][0] == UNDECIDED and "coarse" not in found["entropy_rank"][1]
+
+
+def test_the_figure_has_a_panel_a_definition(paper_sweep):
+    sweep = load_sweep("paper", paper_sweep)
+    table = by_k(sweep)
+    (plot,) = by_k_figure(sweep, table)
+    assert len(plot.panels) == 6 and len(render(plot)) == 8
+    values = table[(table["R"] == 8) & (table["groups"] > 0)].set_index("k")["stable_rank"]
+    assert f"R = 8: most {values.max():.2f} (k = {values.idxmax()})" in plot.panels[3].alt
+    assert by_k_figure(sweep, table.iloc[:0]) == []
