@@ -29,6 +29,40 @@ def test_expectations_are_exact(groups):
     assert p @ (ustatistics.spread(r, K) + ustatistics.signal(r, K)) == pytest.approx(e.V2, rel=1e-11)
 
 
+def by_kernels(r, K):
+    """signal, spread and V1 of one group as plain means over all choices of distinct rollouts."""
+    R = range(len(r))
+    fours = [
+        (r[i] - r[j]) * (r[k] - r[m]) * (K[i, k] - K[i, m] - K[j, k] + K[j, m]) / 4
+        for i, j, k, m in itertools.permutations(R, 4)
+    ]
+    threes = [((r[i] - r[j]) ** 2 / 2 * K[k, k], (r[k] - r[i]) * (r[k] - r[j]) * K[k, k])
+              for i, j, k in itertools.permutations(R, 3)]  # fmt: skip
+    spread, second = np.mean(threes, axis=0)
+    return np.mean(fours), spread, second - np.mean(fours)
+
+
+@pytest.mark.parametrize("R", [4, 5, 8])
+@pytest.mark.parametrize("offset", [0.0, 1e4])
+def test_closed_forms_are_the_means_of_their_kernels(R, offset):
+    rng = np.random.default_rng(R)
+    for rewards in (rng.normal(size=R), (rng.random(R) < 0.4).astype(float), np.ones(R)):
+        psi = rng.normal(size=(R, 6))
+        K = psi @ psi.T
+        estimates = (ustatistics.signal, ustatistics.spread, ustatistics.oracle_variance)
+        found = [float(f(rewards + offset, K)) for f in estimates]
+        assert found == pytest.approx(by_kernels(rewards, K), rel=1e-8, abs=1e-11)
+
+
+def test_the_squared_norm_of_a_groups_gradient_is_made_of_the_three(groups):
+    """Leave-one-out, in expectation: ||g||^2 = signal + V1/R + V2/(R(R-1)); it takes E psi = 0."""
+    _, p, r, K = groups
+    a = (r - r.mean(axis=1, keepdims=True)) / 3
+    signal, spread, V1 = (p @ f(r, K) for f in (ustatistics.signal, ustatistics.spread, ustatistics.oracle_variance))
+    found = p @ np.einsum("mi,mij,mj->m", a, K, a)
+    assert found == pytest.approx(signal + V1 / 4 + (spread + signal) / 12, rel=1e-10)
+
+
 def test_larger_groups_average_over_all_their_fours(groups):
     _, _, r, K = groups
     rng = np.random.default_rng(0)
@@ -43,9 +77,11 @@ def test_larger_groups_average_over_all_their_fours(groups):
     assert ustatistics.signal(r[:7].reshape(7, 4), K[:7]).shape == (7,)
 
 
-def test_equal_rewards_have_no_signal():
+def test_equal_rewards_are_zeros_whatever_their_gram():
     psi = np.random.default_rng(0).normal(size=(5, 3))
-    assert ustatistics.signal(np.ones(5), psi @ psi.T) == 0 and ustatistics.spread(np.ones(5), psi @ psi.T) == 0
+    for r in (np.ones(5), np.full(5, 0.1)):
+        for estimate in (ustatistics.signal, ustatistics.spread, ustatistics.oracle_variance):
+            assert estimate(r, psi @ psi.T) == 0
 
 
 def test_the_mean_gradient_from_whole_steps():
