@@ -19,6 +19,8 @@ Shapes: rewards_R (..., R), gram_RR (..., R, R) with K_ij = <psi_i, psi_j>, lead
 
 from __future__ import annotations
 
+import math
+
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
@@ -79,6 +81,33 @@ def best_group_size(V2: float, between: float) -> float:
     """R* = 1 + sqrt(E V2 / V_between), the group size of least error of leave-one-out at a fixed number of rollouts;
     infinite where the prompts' gradients do not differ (an estimate of V_between may fall below 0)."""
     return 1 + float(np.sqrt(max(V2, 0.0) / between)) if between > 0 else float("inf")
+
+
+def error_by_rollouts(R: ArrayLike, V1: ArrayLike, V2: ArrayLike, between: ArrayLike) -> Array:
+    """N MSE of leave-one-out, N rollouts in groups of R, against the gradient of the average objective:
+    R V_between + E V1 + E V2 / (R - 1)."""
+    R, V1, V2, between = (np.asarray(x, dtype=np.float64) for x in (R, V1, V2, between))
+    return np.asarray(R * between + V1 + V2 / (R - 1))
+
+
+def near_best(V1: float, V2: float, between: float, within: float = 1.05) -> tuple[float, float]:
+    """Least and largest whole R >= 2 whose error is at most `within` times the least of any whole R.
+
+    Infinite above where V_between <= 0, the error then falling towards E V1; NaN where no error is above 0.
+
+    >>> near_best(10.0, 2.0, 1.0)
+    (2.0, 3.0)
+    """
+    if not between > 0:
+        return (max(2.0, 1.0 + math.ceil(V2 / ((within - 1) * V1))) if V1 > 0 else math.nan), math.inf
+    x = max(1, math.floor(best_group_size(V2, between)) - 1)  # x = R - 1
+    least = float(np.min(error_by_rollouts(np.array([x + 1, x + 2]), V1, V2, between)))
+    if not least > 0:
+        return math.nan, math.nan
+    half = (within * least - V1 - between) / (2 * between)  # of the roots of between x^2 - 2 half between x + V2 = 0
+    root = math.sqrt(max(0.0, half**2 - V2 / between))
+    rounding = 1e-9 * (1 + half)
+    return max(2.0, 1.0 + math.ceil(half - root - rounding)), 1.0 + math.floor(half + root + rounding)
 
 
 def _checked(rewards_R: ArrayLike, gram_RR: ArrayLike, least: int) -> tuple[Array, Array]:

@@ -9,6 +9,7 @@ import pytest
 
 from grpo_sweeps import ustatistics
 from grpo_sweeps.exact import SoftmaxPolicy, binary, enumerate_policy, graded, several_prompts
+from tests.unit.slow_kernels import by_kernels
 
 
 @pytest.fixture(scope="module", params=[binary(2, 0), graded(3)], ids=["binary", "graded"])
@@ -27,19 +28,6 @@ def test_expectations_are_exact(groups):
     assert p @ ustatistics.spread(r, K) == pytest.approx(e.sigma2 * e.trace_F, rel=1e-11)
     assert p @ ustatistics.oracle_variance(r, K) == pytest.approx(e.V1, rel=1e-11)
     assert p @ (ustatistics.spread(r, K) + ustatistics.signal(r, K)) == pytest.approx(e.V2, rel=1e-11)
-
-
-def by_kernels(r, K):
-    """signal, spread and V1 of one group as plain means over all choices of distinct rollouts."""
-    R = range(len(r))
-    fours = [
-        (r[i] - r[j]) * (r[k] - r[m]) * (K[i, k] - K[i, m] - K[j, k] + K[j, m]) / 4
-        for i, j, k, m in itertools.permutations(R, 4)
-    ]
-    threes = [((r[i] - r[j]) ** 2 / 2 * K[k, k], (r[k] - r[i]) * (r[k] - r[j]) * K[k, k])
-              for i, j, k in itertools.permutations(R, 3)]  # fmt: skip
-    spread, second = np.mean(threes, axis=0)
-    return np.mean(fours), spread, second - np.mean(fours)
 
 
 @pytest.mark.parametrize("R", [4, 5, 8])
@@ -119,3 +107,19 @@ def test_the_best_group_size():
 def test_bad_input(call, sentence):
     with pytest.raises(ValueError, match=sentence):
         call()
+
+
+@pytest.mark.parametrize("V1", [0.3, 10.0, 300.0])
+@pytest.mark.parametrize(("V2", "between"), [(2.0, 1.0), (2.1, 1.0), (40.0, 0.5), (300.0, 0.02)])
+def test_the_neighbours_of_the_best_size_by_a_plain_search(V1, V2, between):
+    R = np.arange(2, 2000)
+    error = ustatistics.error_by_rollouts(R, V1, V2, between)
+    assert abs(R[np.argmin(error)] - ustatistics.best_group_size(V2, between)) < 1
+    near = R[error <= 1.05 * error.min()]
+    assert ustatistics.near_best(V1, V2, between) == (near[0], near[-1])
+
+
+def test_neighbours_without_an_end():
+    assert ustatistics.near_best(10.0, 2.0, 0.0) == (5.0, float("inf"))  # 10 + 2/4 is 10 x 1.05
+    assert ustatistics.near_best(1000.0, 2.0, -1.0) == (2.0, float("inf"))
+    assert np.isnan(ustatistics.near_best(-100.0, 2.0, 1.0)).all()
