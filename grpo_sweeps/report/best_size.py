@@ -132,9 +132,7 @@ def step_sums(sweep: Sweep, arm: str, R: int, kind: str) -> tuple[pd.DataFrame, 
     back = 1.0 if kind == "group mean" else (R - 1) / R  # from leave-one-out to the group mean
     squares = back**2 * G**2 * steps["squares"]  # ||g_x||^2, g_x = G times the gradient in the record
     whole = (back * steps["grad_norm"].astype(float)) ** 2
-    of_mean = [
-        signal_of_mean(float(w), [float(s)], int(g), R) * g for w, s, g in zip(whole, squares, G, strict=True)
-    ]
+    of_mean = [signal_of_mean(float(w), [float(s)], int(g), R) * g for w, s, g in zip(whole, squares, G, strict=True)]
     found = steps.assign(squares=squares * (R / (R - 1)) ** 2, signal_of_mean=of_mean)
     return found[columns], left_out
 

@@ -7,6 +7,8 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from grpo_sweeps.report import table
+from grpo_sweeps.report.best_size import best_size_table, best_sizes
+from grpo_sweeps.report.best_size_page import best_size_figure, best_size_section
 from grpo_sweeps.report.claims import Claim, claims_frame, claims_markdown, judge_claims
 from grpo_sweeps.report.commits import check_commits
 from grpo_sweeps.report.drawing import render
@@ -54,8 +56,11 @@ def contents(sweep: Sweep, claims: list[Claim], command: Sequence[str]) -> dict[
     layers = layer_table(sweep)
     if len(layers):
         tables["layers"] = layers
+    sizes = best_sizes(sweep)
+    tables["best_size"] = best_size_table(sizes)
+    sections = [best_size_section(sizes)]
     header, rows = headline(tables["table1"])
-    plots = figures(sweep, layers)
+    plots = [*figures(sweep, layers), *best_size_figure(sweep, sizes)]
     images = {name: data for plot in plots for name, data in render(plot).items()}
     lacking = missing(sweep)
     texts = {f"{name}.csv": csv(frame) for name, frame in tables.items()}
@@ -64,7 +69,7 @@ def contents(sweep: Sweep, claims: list[Claim], command: Sequence[str]) -> dict[
         "table1.tex": latex(header, rows, CAPTION, f"tab:{sweep.name}"),
         "claims.csv": csv(claims_frame(claims)),
         "claims.md": claims_markdown(claims),
-        "index.html": render_page(sweep, tables, claims, plots, images, lacking),
+        "index.html": render_page(sweep, tables, claims, plots, images, lacking, sections),
     }
     files = {name: data for name, data in images.items() if not name.endswith(".svg")}
     files |= {name: text.encode("utf-8") for name, text in texts.items()}

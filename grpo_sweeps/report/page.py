@@ -23,8 +23,10 @@ from grpo_sweeps.report.formats import headline, number, with_interval
 from grpo_sweeps.report.layer_figure import NOT_DRAWN
 from grpo_sweeps.report.manifest import public
 from grpo_sweeps.report.query import Sweep
+from grpo_sweeps.report.section import Section
 
 CUT = 900  # characters of a completion or prompt that are shown
+DATA_OF = {"fig5": "layers.csv", "best_size": "best_size.csv", "pool": "pool.csv"}  # behind a figure
 PER_CELL = 2  # completions shown for each arm and R: one right and one wrong where there are both
 TONES = {rules.HOLDS: ("yes", "✓"), rules.CONTRADICTED: ("no", "✗"), rules.UNDECIDED: ("open", "?")}
 TONES |= {rules.UNDEFINED: ("open", "–"), rules.ASKED: ("open", "–")}
@@ -37,8 +39,9 @@ def render_page(
     plots: Sequence[Plot],
     images: Mapping[str, bytes],
     missing: Sequence[str],
+    sections: Sequence[Section] = (),
 ) -> str:
-    """The page as one string. `images` holds each panel's SVG by name, `fig1_1.svg`."""
+    """The page as one string. `images` holds each panel's SVG by name, `fig1_1.svg`; `sections` follow the claims."""
     environment = Environment(
         loader=PackageLoader("grpo_sweeps.report", ""),
         autoescape=True,
@@ -61,6 +64,7 @@ def render_page(
         by_k=_by_k(tables["by_k"]),
         ranks=_ranks(tables["ranks"]),
         plots=[inlined(p, images) for p in plots],
+        sections=sections,
         not_drawn="" if "layers" in tables else NOT_DRAWN,
         completions=_completions(sweep),
         cut=CUT,
@@ -135,8 +139,13 @@ def inlined(plot: Plot, images: Mapping[str, bytes]) -> dict[str, Any]:
     for i, panel in enumerate(plot.panels, start=1):
         data = base64.b64encode(images[f"{plot.name}_{i}.svg"]).decode("ascii")
         panels.append({"title": panel.title, "alt": panel.alt, "src": f"data:image/svg+xml;base64,{data}"})
-    data_file = "layers.csv" if plot.name == "fig5" else ""
-    return {"name": plot.name, "csv": data_file, "title": plot.title, "caption": plot.caption, "panels": panels}
+    return {
+        "name": plot.name,
+        "csv": DATA_OF.get(plot.name, ""),
+        "title": plot.title,
+        "caption": plot.caption,
+        "panels": panels,
+    }
 
 
 def _completions(sweep: Sweep) -> list[dict[str, Any]]:
