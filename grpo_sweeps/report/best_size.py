@@ -15,7 +15,7 @@ measured. Intervals: 95%, steps drawn with replacement. The policy moves: all va
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 import pandas as pd
@@ -93,16 +93,15 @@ def best_size(sweep: Sweep, arm: str, R: int) -> BestSize:
     if not len(steps):
         reason = "no step has two groups or more, all its mixed ones measured with their scores, and grad_norm"
         return BestSize(arm, R, kind, left_out=left_out, reason=reason)
-    counts = {"steps": len(steps), "groups": int(steps["groups"].sum()), "left_out": left_out}
-    B = float(steps["groups"].mean())
+    T, B = len(steps), float(steps["groups"].mean())
     names = [name for name in MEANS if R >= LEAST_R or name in ("signal_of_mean", "squares")]
     sums_TK = steps[[*names, "groups"]].to_numpy(dtype=float)
     values = {name: float(x[0]) for name, x in _quantities(sums_TK.sum(axis=0, keepdims=True), names, R, B).items()}
     draws: dict[str, Array] = {}
-    if len(steps) >= MIN_STEPS:
-        draws = _quantities(_drawn(len(steps)) @ sums_TK, names, R, B)
-    result = BestSize(arm, R, kind, **counts, groups_a_step=B, values=values, draws=draws)
-    return BestSize(**{**result.__dict__, "reason": _reason(result)})
+    if T >= MIN_STEPS:
+        draws = _quantities(_drawn(T) @ sums_TK, names, R, B)
+    found = BestSize(arm, R, kind, T, int(steps["groups"].sum()), B, left_out, values, draws)
+    return replace(found, reason=_reason(found))
 
 
 def step_sums(sweep: Sweep, arm: str, R: int, kind: str) -> tuple[pd.DataFrame, int]:
@@ -173,7 +172,7 @@ def _reason(found: BestSize) -> str:
 
 
 def best_size_table(sizes: list[BestSize]) -> pd.DataFrame:
-    """best_size.csv: one row an arm and R. `near_low` to `near_high`: whole R within 5% of the least predicted error."""
+    """best_size.csv: one row an arm and R. `near_low` to `near_high`: the whole R within 5% of the least error."""
     rows = []
     for one in sizes:
         row: dict[str, object] = {

@@ -26,7 +26,7 @@ WORDS = (
     "gradient is not yet faster learning.",
 )
 LEFT_OUT = (
-    "Nothing is left out for want of a Gram: a group of equal rewards is 0 in all three estimates, whatever its scores. "
+    "Nothing is left out for want of a Gram: a group of equal rewards is 0 in all three estimates whatever its scores. "
     "R* is never below 1 + sqrt 2, because E V2 >= 2 V_between for every policy; noise below it is moved there."
 )
 
@@ -111,7 +111,9 @@ def _drawing(sweep: Sweep, known: list[BestSize], here: list[BestSize]) -> Calla
             _curve(ax, one, x, styles(sweep)[one.R])
         for one in here:
             style = styles(sweep)[one.R]
-            ax.plot([one.R], [one.values["error_here"]], color=style.color, marker=style.marker, mfc="white", ls="")
+            label = "" if one.known else f"R = {one.R}"
+            y = one.values["error_here"]
+            ax.plot([one.R], [y], color=style.color, marker=style.marker, mfc="white", ls="", label=label)
         ax.set_xscale("log", base=2)
         ax.set_xticks([2**i for i in range(1, int(math.log2(last)) + 1)])
         ax.xaxis.set_major_formatter(lambda value, _: f"{value:g}")

@@ -58,7 +58,7 @@ def write_exact(
                         flexible=right,
                         gram=gram,
                         group=g,
-                    )  # fmt: skip
+                    )
                 )
             record.log_groups(groups)
             record.log_metrics(step, {"reward": 0.5, "grad_norm": float(np.linalg.norm(whole))})
