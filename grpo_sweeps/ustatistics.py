@@ -64,6 +64,29 @@ def oracle_variance(rewards_R: ArrayLike, gram_RR: ArrayLike) -> Array:
     return np.asarray(second - signal(r, K))
 
 
+def square_by_size(rewards_R: ArrayLike, gram_RR: ArrayLike, sizes_S: ArrayLike) -> Array:
+    """Mean of ||g||^2 over all sub-groups of R' <= R rollouts, g the leave-one-out gradient, for each R' of `sizes_S`.
+
+    g is the mean of h_ij = (r_i - r_j)(psi_i - psi_j)/2 over the pairs of its sub-group. Two of n (n - 1)/2 pairs share
+    no rollout, one, or both; with s_0 (`signal`), s_1 and s_2 the means of <h_ij, h_kl> over these choices
+
+        ||g||^2 = ((n - 2)(n - 3) s_0 + 4 (n - 2) s_1 + 2 s_2) / (n (n - 1)),    n = R',
+
+    and s_1 follows from the group itself, n = R. Nothing is assumed of the scores. Shape (..., S); R >= 4, R' >= 2.
+    """
+    r, K = _checked(rewards_R, gram_RR, 4)
+    R, n = r.shape[-1], np.asarray(sizes_S)
+    if n.min() < 2 or n.max() > R:
+        raise ValueError(f"sizes {n.tolist()}: sub-groups of a group of {R} have 2 to {R} rollouts")
+    norms = np.diagonal(K, axis1=-2, axis2=-1)
+    distance = norms[..., :, None] + norms[..., None, :] - 2 * K
+    s2 = ((r[..., :, None] - r[..., None, :]) ** 2 * distance).sum(axis=(-2, -1)) / (4 * R * (R - 1))
+    s0, whole = signal(r, K), np.einsum("...i,...ij,...j->...", r, K, r) / (R - 1) ** 2
+    s1 = (R * (R - 1) * whole - (R - 2) * (R - 3) * s0 - 2 * s2) / (4 * (R - 2))
+    total = (n - 2) * (n - 3) * s0[..., None] + 4 * (n - 2) * s1[..., None] + 2 * s2[..., None]
+    return np.asarray(total / (n * (n - 1)))
+
+
 def signal_of_mean(step_sq_norm: float, group_sq_norms_G: ArrayLike, groups: int, R: int) -> float:
     """Unbiased for ||E_x grad J(x)||^2 from one step of `groups` independent prompts, the group mean its estimator.
 

@@ -99,7 +99,7 @@ def best_size(sweep: Sweep, arm: str, R: int) -> BestSize:
     values = {name: float(x[0]) for name, x in _quantities(sums_TK.sum(axis=0, keepdims=True), names, R, B).items()}
     draws: dict[str, Array] = {}
     if T >= MIN_STEPS:
-        draws = _quantities(_drawn(T) @ sums_TK, names, R, B)
+        draws = _quantities(drawn(T) @ sums_TK, names, R, B)
     found = BestSize(arm, R, kind, T, int(steps["groups"].sum()), B, left_out, values, draws)
     return replace(found, reason=_reason(found))
 
@@ -112,7 +112,7 @@ def step_sums(sweep: Sweep, arm: str, R: int, kind: str) -> tuple[pd.DataFrame, 
     signal_of_mean       of the step's estimate, times its groups; so each mean is a sum over a sum of `groups`
     """
     groups = records_of(sweep, arm, R)
-    columns = ["groups", *MEANS]
+    columns = ["run", "step", "groups", *MEANS]
     metrics = sweep.metrics
     if not len(groups) or "grad_norm" not in metrics:
         return pd.DataFrame(columns=columns), 0
@@ -136,7 +136,7 @@ def step_sums(sweep: Sweep, arm: str, R: int, kind: str) -> tuple[pd.DataFrame, 
     return found[columns], left_out
 
 
-def _drawn(T: int, seed: int = 0) -> Array:
+def drawn(T: int, seed: int = 0) -> Array:
     """(DRAWS, T): how often each step is drawn."""
     rng = np.random.default_rng(seed)
     return rng.multinomial(T, np.full(T, 1.0 / T), size=DRAWS).astype(np.float64)

@@ -18,6 +18,8 @@ from grpo_sweeps.report.layers import layer_table
 from grpo_sweeps.report.manifest import manifest
 from grpo_sweeps.report.missing import missing
 from grpo_sweeps.report.page import render_page
+from grpo_sweeps.report.pool_page import pool_figure, pool_section
+from grpo_sweeps.report.pool_table import pool_studies, pool_table
 from grpo_sweeps.report.query import ReportError, Sweep, load_sweep
 from grpo_sweeps.tracking.atomic import write_bytes
 
@@ -59,8 +61,12 @@ def contents(sweep: Sweep, claims: list[Claim], command: Sequence[str]) -> dict[
     sizes = best_sizes(sweep)
     tables["best_size"] = best_size_table(sizes)
     sections = [best_size_section(sizes)]
+    studies = pool_studies(sweep, sizes)
+    if studies:
+        tables["pool"] = pool_table(studies)
+        sections.append(pool_section(studies))
     header, rows = headline(tables["table1"])
-    plots = [*figures(sweep, layers), *best_size_figure(sweep, sizes)]
+    plots = [*figures(sweep, layers), *best_size_figure(sweep, sizes), *pool_figure(sweep, studies)]
     images = {name: data for plot in plots for name, data in render(plot).items()}
     lacking = missing(sweep)
     texts = {f"{name}.csv": csv(frame) for name, frame in tables.items()}

@@ -123,3 +123,18 @@ def test_neighbours_without_an_end():
     assert ustatistics.near_best(10.0, 2.0, 0.0) == (5.0, float("inf"))  # 10 + 2/4 is 10 x 1.05
     assert ustatistics.near_best(1000.0, 2.0, -1.0) == (2.0, float("inf"))
     assert np.isnan(ustatistics.near_best(-100.0, 2.0, 1.0)).all()
+
+
+@pytest.mark.parametrize("R", [4, 5, 7])
+def test_squares_of_all_sub_groups_by_listing_them(R):
+    rng = np.random.default_rng(R)
+    for r in (rng.normal(size=R), (np.arange(R) < 2).astype(float)):
+        psi = rng.normal(size=(R, 3)) + 0.7  # scores of a mean that is not zero
+        sizes = np.arange(2, R + 1)
+        expected = []
+        for n in sizes:
+            subsets = [list(c) for c in itertools.combinations(range(R), n)]
+            expected.append(np.mean([np.sum(((r[c] - r[c].mean()) @ psi[c] / (n - 1)) ** 2) for c in subsets]))
+        assert ustatistics.square_by_size(r, psi @ psi.T, sizes) == pytest.approx(expected, rel=1e-10)
+    with pytest.raises(ValueError, match="have 2 to"):
+        ustatistics.square_by_size(r, psi @ psi.T, [R + 1])
