@@ -7,10 +7,9 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from grpo_sweeps.report import table
-from grpo_sweeps.report.best_size import best_size_table, best_sizes
-from grpo_sweeps.report.best_size_page import best_size_figure, best_size_section
 from grpo_sweeps.report.claims import Claim, claims_frame, claims_markdown, judge_claims
 from grpo_sweeps.report.commits import check_commits
+from grpo_sweeps.report.design import design
 from grpo_sweeps.report.drawing import render
 from grpo_sweeps.report.figures import figures
 from grpo_sweeps.report.formats import csv, headline, latex, markdown
@@ -18,8 +17,6 @@ from grpo_sweeps.report.layers import layer_table
 from grpo_sweeps.report.manifest import manifest
 from grpo_sweeps.report.missing import missing
 from grpo_sweeps.report.page import render_page
-from grpo_sweeps.report.pool_page import pool_figure, pool_section
-from grpo_sweeps.report.pool_table import pool_studies, pool_table
 from grpo_sweeps.report.query import ReportError, Sweep, load_sweep
 from grpo_sweeps.tracking.atomic import write_bytes
 
@@ -58,15 +55,10 @@ def contents(sweep: Sweep, claims: list[Claim], command: Sequence[str]) -> dict[
     layers = layer_table(sweep)
     if len(layers):
         tables["layers"] = layers
-    sizes = best_sizes(sweep)
-    tables["best_size"] = best_size_table(sizes)
-    sections = [best_size_section(sizes)]
-    studies = pool_studies(sweep, sizes)
-    if studies:
-        tables["pool"] = pool_table(studies)
-        sections.append(pool_section(studies))
+    about_design = design(sweep)
+    tables |= about_design.tables
     header, rows = headline(tables["table1"])
-    plots = [*figures(sweep, layers), *best_size_figure(sweep, sizes), *pool_figure(sweep, studies)]
+    plots = [*figures(sweep, layers), *about_design.plots]
     images = {name: data for plot in plots for name, data in render(plot).items()}
     lacking = missing(sweep)
     texts = {f"{name}.csv": csv(frame) for name, frame in tables.items()}
@@ -75,7 +67,7 @@ def contents(sweep: Sweep, claims: list[Claim], command: Sequence[str]) -> dict[
         "table1.tex": latex(header, rows, CAPTION, f"tab:{sweep.name}"),
         "claims.csv": csv(claims_frame(claims)),
         "claims.md": claims_markdown(claims),
-        "index.html": render_page(sweep, tables, claims, plots, images, lacking, sections),
+        "index.html": render_page(sweep, tables, claims, plots, images, lacking, about_design.sections),
     }
     files = {name: data for name, data in images.items() if not name.endswith(".svg")}
     files |= {name: text.encode("utf-8") for name, text in texts.items()}

@@ -29,7 +29,7 @@ HOSTILE = '=HYPERLINK("http://x") <script>alert(1)</script> \\input{x} | `rm` \u
 FILES = {
     *(f"fig{i}.{kind}" for i in range(1, 5) for kind in ("png", "pdf")), "table1.csv", "table1.md", "table1.tex",
     "by_k.csv", "ranks.csv", "claims.csv", "claims.md", "index.html", "manifest.json",
-    "best_size.csv", "best_size.png", "best_size.pdf",
+    "best_size.csv", "best_size.png", "best_size.pdf", "power.csv",
 }  # fmt: skip
 
 
