@@ -18,7 +18,7 @@ from grpo_sweeps.report.section import Section
 
 @dataclass(frozen=True)
 class Design:
-    """tables: by file name, without .csv. Those of pools and of prompts are there where the sweep has what they need."""
+    """tables: by file name, without .csv. Pools and prompts are there where the sweep has what they need."""
 
     tables: dict[str, pd.DataFrame]
     sections: list[Section]

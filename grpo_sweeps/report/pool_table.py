@@ -125,7 +125,7 @@ def _of_all(pools: Pools, size: int) -> dict[str, Array]:
     )
     found = {}
     for name, values in pool_values(part, size).items():
-        found[name] = np.zeros(len(mixed_P))
+        found[name] = np.full(len(mixed_P), np.nan if np.isnan(values).any() else 0.0)
         found[name][index] = values
     return found
 

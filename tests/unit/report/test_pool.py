@@ -128,6 +128,8 @@ def test_the_error_is_the_exact_one_and_its_least_is_found(study, exact):
             half = 4.5 / 1.96 * (row["error_high"] - row["error_low"]) / 2
             assert abs(row["error"] - N * known) < half < N * known
     assert np.isnan(rows.loc["std"]["error"]).all()
+    beyond = rows.loc[("std", 12)]  # no two rollouts are left for the gradient
+    assert np.isnan(beyond["error_prompt"]) and np.isnan(beyond["cosine"]) and rows.loc[("std", 10)]["cosine"] > 0
     assert study.low <= budget.found_R(N)[0] <= study.high and not study.at_the_end
     assert study.low <= study.found <= study.high and abs(study.found - study.predicted.values["best_R"]) < 1.5
     assert "least error found at R' = " in found_words(study, False) and "by the formula R* = " in found_words(
