@@ -20,7 +20,9 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
+from scipy import special
 
+from grpo_sweeps.intervals import t_quantile
 from grpo_sweeps.report.finding import estimator_of, records_of
 from grpo_sweeps.report.query import Sweep
 from grpo_sweeps.report.rules import UNDECIDED
@@ -65,7 +67,7 @@ class BestSize:
         found = self.draws.get(name)
         if found is None or not len(found) or np.isnan(found).any():
             return math.nan, math.nan
-        low, high = np.quantile(found, [0.025, 0.975], method="nearest")  # neighbours may be infinite
+        low, high = np.quantile(found, levels(self.steps), method="nearest")  # neighbours may be infinite
         return float(low), float(high)
 
     @property
@@ -134,6 +136,17 @@ def step_sums(sweep: Sweep, arm: str, R: int, kind: str) -> tuple[pd.DataFrame, 
     of_mean = [signal_of_mean(float(w), [float(s)], int(g), R) * g for w, s, g in zip(whole, squares, G, strict=True)]
     found = steps.assign(squares=squares * (R / (R - 1)) ** 2, signal_of_mean=of_mean)
     return found[columns], left_out
+
+
+def levels(T: int) -> tuple[float, float]:
+    """Ends of a 95% bootstrap interval from T steps, as shares of the draws: expanded for small T by what Student's t
+    and T/(T - 1) expand a mean's (Hesterberg 2015).
+
+    >>> [round(level, 4) for level in levels(20)]
+    [0.0159, 0.9841]
+    """
+    z = math.sqrt(T / (T - 1)) * t_quantile(0.975, T - 1.0)
+    return float(special.ndtr(-z)), float(special.ndtr(z))
 
 
 def drawn(T: int, seed: int = 0) -> Array:

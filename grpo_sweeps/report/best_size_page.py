@@ -8,7 +8,7 @@ from collections.abc import Callable
 import numpy as np
 from matplotlib.axes import Axes
 
-from grpo_sweeps.report.best_size import DECIDED, BestSize
+from grpo_sweeps.report.best_size import DECIDED, BestSize, levels
 from grpo_sweeps.report.drawing import Panel, Plot, Style, arm_title, finish, styles
 from grpo_sweeps.report.finding import figures
 from grpo_sweeps.report.query import Sweep
@@ -127,7 +127,7 @@ def _curve(ax: Axes, one: BestSize, x: np.ndarray, style: Style) -> None:
     ax.plot(x, error_by_rollouts(x, *V), color=style.color, ls=style.line, label=f"R = {one.R}")
     if one.draws:
         drawn = error_by_rollouts(x, *(one.draws[n][:, None] for n in ("V1", "V2", "V_between")))
-        ax.fill_between(x, *np.quantile(drawn, [0.025, 0.975], axis=0), color=style.color, alpha=0.16, lw=0)
+        ax.fill_between(x, *np.quantile(drawn, levels(one.steps), axis=0), color=style.color, alpha=0.16, lw=0)
     best = one.values["best_R"]
     if best > x[-1]:
         return

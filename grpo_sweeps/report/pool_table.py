@@ -13,7 +13,7 @@ import numpy as np
 import pandas as pd
 
 from grpo_sweeps.intervals import Clusters, Interval, mean_over
-from grpo_sweeps.report.best_size import KINDS, MIN_STEPS, BestSize, drawn, step_sums
+from grpo_sweeps.report.best_size import KINDS, MIN_STEPS, BestSize, drawn, levels, step_sums
 from grpo_sweeps.report.finding import records_of
 from grpo_sweeps.report.pool import (
     ESTIMATORS,
@@ -106,9 +106,9 @@ def pool_study(sweep: Sweep, groups: pd.DataFrame, predicted: BestSize) -> PoolS
             )
             scale = float(square.mean() * signal.mean())
             row["cosine"] = float(product.mean()) / math.sqrt(scale) if scale > 0 else math.nan
-            rows.append(row | _error_at(errors.get(estimator), i))
+            rows.append(row | _error_at(errors.get(estimator), i, predicted.steps))
     curve = errors.get("leave-one-out")
-    best = (math.nan,) * 3 if curve is None else _best(curve, sizes)
+    best = (math.nan,) * 3 if curve is None else _best(curve, sizes, predicted.steps)
     return PoolStudy(arm, R, pd.DataFrame(rows, columns=COLUMNS), *best, predicted)
 
 
@@ -172,19 +172,19 @@ def _errors(
     return {"leave-one-out": best, "group mean": factor**2 * best + N * (1 - factor) ** 2 * of_mean_B1}
 
 
-def _error_at(curve_BS: Array | None, i: int) -> dict[str, float]:
+def _error_at(curve_BS: Array | None, i: int, steps: int) -> dict[str, float]:
     if curve_BS is None:
         return dict.fromkeys(("error", "error_low", "error_high"), math.nan)
-    low, high = np.quantile(curve_BS[1:, i], [0.025, 0.975]) if len(curve_BS) > 1 else (math.nan, math.nan)
+    low, high = np.quantile(curve_BS[1:, i], levels(steps)) if len(curve_BS) > 1 else (math.nan, math.nan)
     return {"error": float(curve_BS[0, i]), "error_low": float(low), "error_high": float(high)}
 
 
-def _best(curve_BS: Array, sizes: list[int]) -> tuple[float, float, float]:
+def _best(curve_BS: Array, sizes: list[int], steps: int) -> tuple[float, float, float]:
     """The size of least error, of all steps and the ends of its interval."""
     best_B = np.array(sizes, dtype=float)[curve_BS.argmin(axis=1)]
     if len(best_B) == 1:
         return float(best_B[0]), math.nan, math.nan
-    low, high = np.quantile(best_B[1:], [0.025, 0.975], method="nearest")
+    low, high = np.quantile(best_B[1:], levels(steps), method="nearest")
     return float(best_B[0]), float(low), float(high)
 
 

@@ -3,7 +3,7 @@
 A mean over n independent prompts of standard deviation s has the 95% interval +- t s / sqrt(n), t of n - 1 degrees of
 freedom. s is measured: with V the cluster-robust variance of the mean over the P prompts of a record
 (`grpo_sweeps.intervals`), s = sqrt(P V), whatever number of groups each prompt has. For R*, which is no mean, the
-units are steps and s follows from its bootstrap interval: halving an interval takes four times the steps.
+units are steps, and s follows from its bootstrap interval: halving an interval takes four times the steps.
 
 What a further seed brings is not in it: where runs differ by more than their prompts do, only more seeds help.
 """
@@ -28,7 +28,6 @@ from grpo_sweeps.report.table import usable_groups
 WIDTHS = {"mean effective rank": (0.1, 0.05), "norm slope": (0.25, 0.1), "R*": (1.0, 0.5)}
 """Half-widths of the table, by quantity."""
 MOST = 10**9
-Z = 1.959964
 
 
 @dataclass(frozen=True)
@@ -104,7 +103,7 @@ def needs(sweep: Sweep, sizes: list[BestSize]) -> list[Need]:
                 found.append(Need(one.arm, one.R, quantity, "prompts", P, spread, everything / P))
         low, high = one.interval("best_R")
         if math.isfinite(low) and math.isfinite(high) and high > low:
-            spread = (high - low) / 2 / Z * math.sqrt(one.steps)
+            spread = (high - low) / 2 / t_quantile(0.975, one.steps - 1.0) * math.sqrt(one.steps)
             found.append(Need(one.arm, one.R, "R*", "steps", one.steps, spread, one.groups_a_step))
     return found
 
