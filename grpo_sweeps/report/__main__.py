@@ -15,7 +15,8 @@ from grpo_sweeps.sweep.say import say
 USAGE = """usage: python -m grpo_sweeps.report [sweep=NAME] [runs_dir=runs] [out=reports/NAME] [commits=allow]
 
 Makes Table 1, Figures 1-4, the verdicts on the claims and index.html from the records of a sweep; Figure 5, by layer
-and kind of parameter, where analysis.by=parameter (or layer) kept what it needs.
+and kind of parameter, where analysis.by=parameter (or layer) kept what it needs. Also the best group size, the groups
+of every size in the pools of a fixed policy, and how many prompts an interval takes.
 
   sweep=NAME     the sweep to report on (default: the one last written to)
   runs_dir=DIR   where the runs are (default: runs)
