@@ -64,7 +64,7 @@ def train(config: RunConfig, run_dir: Path, watch: Watch | None = None, name: st
 
 def _rollouts_before(config: RunConfig, step: int) -> float:
     """Rollouts used in training before `step`: what an evaluation before that step has behind it."""
-    return float(step * config.trainer.prompts * config.R)
+    return float(step * config.groups * config.R)
 
 
 def _evaluation_due(config: RunConfig, step: int) -> bool:

@@ -22,14 +22,18 @@ IRRELEVANT = (
     "rollout.batch", "trainer.checkpoint_every", "trainer.checkpoint_minutes", "trainer.keep_checkpoints",
     "analysis.keep_completions_every", "analysis.check_every", "analysis.scores", "analysis.update_every",
 )  # fmt: skip
+# Keys that came later, at the value that means what was meant without them: such runs keep their identity.
+ADDED = {"budget": "prompts"}
 
 
 def identity(config: RunConfig) -> str:
     """12 hexadecimal digits.
 
-    `trainer.steps` counts only where the schedule depends on it: a run with a constant rate can be taken further.
+    `trainer.steps` counts only where the schedule depends on it: a run with a constant rate can be taken further;
+    `budget_R` only where the budget is of rollouts.
     """
-    relevant = {key: value for key, value in flatten(to_mapping(config)).items() if not is_irrelevant(key, config)}
+    flat = flatten(to_mapping(config))
+    relevant = {k: v for k, v in flat.items() if not is_irrelevant(k, config) and (k not in ADDED or v != ADDED[k])}
     text = json.dumps(_canonical(relevant), sort_keys=True, separators=(",", ":"), ensure_ascii=True)
     return hashlib.sha256(text.encode()).hexdigest()[:LENGTH]
 
@@ -38,6 +42,8 @@ def is_irrelevant(key: str, config: RunConfig) -> bool:
     """True for a (flattened) key that identity leaves out."""
     if key == "trainer.steps":
         return config.trainer.schedule == "constant"
+    if key == "budget_R":
+        return config.budget != "rollouts"
     return any(key == name or key.startswith(name + ".") for name in IRRELEVANT)
 
 

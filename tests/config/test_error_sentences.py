@@ -71,7 +71,7 @@ CASES: dict[str, tuple[str, ...]] = {
     "analysis.scores=some": ("analysis.scores=some: true or false is expected",),
     "redo=maybe": ("redo=maybe: choose one of null, failed, stale, all",),
     "trainer.device=tpu": ("trainer.device=tpu: choose one of auto, cpu, cuda",),
-    "+sweeps=unknown": ("+sweeps=unknown: no such choice; sweeps is one of default, paper_table1",),
+    "+sweeps=unknown": ("+sweeps=unknown: no such choice; sweeps is one of default, group_size, paper_table1",),
     "sweeps=unknown": ("+sweeps=unknown: no such choice",),
     # ranges
     "R=0": ("R=0: at least 1 is needed",),
@@ -92,6 +92,11 @@ CASES: dict[str, tuple[str, ...]] = {
     "analysis.every=-1": ("analysis.every=-1: at least 0",),
     "sweep=a/b": ("sweep=a/b: a sweep's name becomes a folder",),
     "sweep=..": ("sweep=..: a sweep's name becomes a folder",),
+    "budget=tokens": ("budget=tokens: choose one of prompts, rollouts",),
+    "budget_R=0": ("budget_R=0: at least 1",),
+    "R=3 budget=rollouts": ("R=3: budget=rollouts has", "16 x 4 = 64 rollouts a step", "a divisor of that is needed"),
+    "-m R=2,4,128 budget=rollouts": ("R=128: budget=rollouts has",),
+    "R=2 budget=rollouts budget_R=64 task.n_train=500": ("512 groups a step by budget=rollouts: the task has 500",),
     # paths and functions
     "model.path=./nothing": ("model.path=./nothing: no such file or folder",),
     "model.path=a/b/c": ("model.path=a/b/c: no such file or folder",),
