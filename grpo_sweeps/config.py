@@ -135,7 +135,7 @@ class TrainerConfig:
     """Optimisation (AdamW with float32 master weights), evaluation, checkpoints."""
 
     steps: int = 50
-    prompts: int = 8  # groups per step
+    prompts: int = 8  # groups per step, where the budget is not of rollouts
     micro_batch: int | None = (
         None  # rows: whole groups or part of one (< R); None = groups that fit 32 rows (at least one)
     )
@@ -181,6 +181,13 @@ class RunConfig:
     trainer: TrainerConfig
     tracking: TrackingConfig
     objective: ObjectiveConfig = field(default_factory=ObjectiveConfig)
+    budget: str = "prompts"  # prompts | rollouts: what of a step is the same for every R, see `groups_a_step`
+    budget_R: int = 4  # the R at which budget=rollouts has trainer.prompts groups a step
+
+    @property
+    def groups(self) -> int:
+        """Groups (prompts) of a step."""
+        return groups_a_step(self.R, self.trainer.prompts, self.budget, self.budget_R)
 
     @classmethod
     def from_mapping(cls, mapping: Mapping[str, Any]) -> RunConfig:
@@ -215,6 +222,15 @@ class RunConfig:
         named = {str(key): value for key, value in plain.items()}
         named["sweep"] = sweep or (str(choice).rsplit("/", 1)[-1] if choice else ADHOC)
         return cls.from_mapping(named)
+
+
+def groups_a_step(R: int, prompts: int, budget: str, budget_R: int) -> int:
+    """`prompts`, whatever R; with budget=rollouts so many that the rollouts of a step are prompts x budget_R.
+
+    >>> [groups_a_step(R, 16, "rollouts", 4) for R in (2, 4, 8)]
+    [32, 16, 8]
+    """
+    return prompts * budget_R // R if budget == "rollouts" else prompts
 
 
 ADHOC = "adhoc"  # the sweep of runs that were given on the command line alone

@@ -33,6 +33,7 @@ SCHEDULES = ("constant", "linear", "cosine")
 ANALYSIS_GROUPS = ("mixed", "all")
 ANALYSIS_BY = ("whole", "layer", "parameter")
 TRACKING = ("mlflow", "local")
+BUDGETS = ("prompts", "rollouts")
 REDO = (None, "failed", "stale", "all")
 # Estimators whose baseline is made of the other rollouts of the group: with one rollout their advantage is always 0.
 GROUP_BASELINES = (
@@ -121,9 +122,10 @@ def _load_task(function: FunctionConfig) -> TaskData:
 
 def check_data(data: TaskData, config: RunConfig) -> None:
     """Are there as many problems as a step and an evaluation take?"""
-    if len(data.train) < config.trainer.prompts:
+    if len(data.train) < config.groups:
+        step = f", {config.groups} groups a step by budget=rollouts" if config.budget == "rollouts" else ""
         raise ConfigError(
-            f"trainer.prompts={config.trainer.prompts}: the task has {len(data.train)} training problems; "
+            f"trainer.prompts={config.trainer.prompts}{step}: the task has {len(data.train)} training problems; "
             f"allowed are as many at most"
         )
     if config.trainer.eval_every and len(data.held_out) < config.trainer.eval_problems:
@@ -174,11 +176,26 @@ def _check_top(config: RunConfig) -> None:
     _at_least("R", config.R, 1)
     _at_most("R", config.R, MOST_ROLLOUTS)
     _at_most("trainer.prompts", config.trainer.prompts, MOST_ROLLOUTS)
+    _check_budget(config)
     if not 0 <= config.seed < 2**32:
         _fail("seed", config.seed, "an integer from 0 to 4294967295 is needed")
     check_sweep_name(config.sweep)
     _one_of("aggregation", config.aggregation, AGGREGATIONS)
     _check_runs_dir(config.runs_dir, config.sweep)
+
+
+def _check_budget(config: RunConfig) -> None:
+    _one_of("budget", config.budget, BUDGETS)
+    _at_least("budget_R", config.budget_R, 1)
+    _at_most("budget_R", config.budget_R, MOST_ROLLOUTS)
+    rollouts = config.trainer.prompts * config.budget_R
+    if config.budget == "rollouts" and (rollouts % config.R or not rollouts):
+        _fail(
+            "R",
+            config.R,
+            f"budget=rollouts has trainer.prompts x budget_R = {config.trainer.prompts} x {config.budget_R} = "
+            f"{rollouts} rollouts a step, and a divisor of that is needed, so that its groups are whole",
+        )
 
 
 def _check_runs_dir(runs_dir: str, sweep: str) -> None:
@@ -313,7 +330,7 @@ def _check_group(config: RunConfig) -> None:
             f"the baseline of estimator={name} needs at least R=2 rollouts in a group; R=1 works with "
             f"estimator=reinforce",
         )
-    if config.R * config.trainer.prompts == 1 and target in STEP_BASELINES:
+    if config.R * config.groups == 1 and target in STEP_BASELINES:
         _fail("trainer.prompts", 1, f"the baseline of estimator={name} needs at least 2 rollouts in a step; set R=2")
     micro = config.trainer.micro_batch
     if micro is not None and (micro < 1 or (micro > config.R and micro % config.R)):

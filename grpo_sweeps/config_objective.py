@@ -14,7 +14,7 @@ MOST_UPDATES = 1024  # in a step, each going over all of its rollouts
 
 def check_objective(config: RunConfig) -> None:
     """Raise ConfigError for the first key of `objective` that is out of range or does not fit the rest."""
-    objective, prompts = config.objective, config.trainer.prompts
+    objective = config.objective
     one_of("objective.ratio", objective.ratio, RATIOS)
     one_of("objective.kl_estimator", objective.kl_estimator, KL_ESTIMATORS)
     one_of("objective.kl_place", objective.kl_place, KL_PLACES)
@@ -27,11 +27,11 @@ def check_objective(config: RunConfig) -> None:
         at_least(f"objective.{key}", getattr(objective, key), least)
     for key in ("inner_updates", "resample_rounds", "critic_updates"):
         at_most(f"objective.{key}", getattr(objective, key), MOST_UPDATES)
-    if prompts % objective.minibatches:
+    if config.groups % objective.minibatches:
         fail(
             "objective.minibatches",
             objective.minibatches,
-            f"minibatches hold whole groups, as many each: a divisor of trainer.prompts={prompts} is needed",
+            f"minibatches hold whole groups, as many each: a divisor of the step's {config.groups} groups is needed",
         )
     for key in ("gae_gamma", "gae_lambda"):
         if not 0 <= getattr(objective, key) <= 1:

@@ -54,7 +54,8 @@ def composed_schema() -> type:
         (name, kind, dataclasses.field(default=REQUIRED)) for name, kind in (("R", int), ("seed", int))
     ]
     values += [("sweep", str | None, dataclasses.field(default=None))]
-    values += [(name, str, dataclasses.field(default=REQUIRED)) for name in ("aggregation", "runs_dir")]
+    values += [(name, str, dataclasses.field(default=REQUIRED)) for name in ("aggregation", "runs_dir", "budget")]
+    values += [("budget_R", int, dataclasses.field(default=REQUIRED))]
     for name, cls in groups.items():
         twin = _writable(cls)
         values.append((name, twin, dataclasses.field(default_factory=twin)))

@@ -44,7 +44,7 @@ def draw(setup: Setup, step: int) -> Drawn:
     there are enough groups whose rewards differ, for `resample_rounds` times at most or until every training problem
     was drawn; what is lacking then is filled up with the first groups of equal rewards. The rest is discarded.
     """
-    objective, wanted = setup.config.objective, setup.config.trainer.prompts
+    objective, wanted = setup.config.objective, setup.config.groups
     groups = _groups(setup, step, setup.problems(step))
     if not objective.resample:
         return Drawn(groups)

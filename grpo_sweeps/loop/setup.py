@@ -58,7 +58,7 @@ class Setup:
 
         A function of (seed, step) alone, so that resuming needs no data position.
         """
-        train, prompts = self.data.train, self.config.trainer.prompts
+        train, prompts = self.data.train, self.config.groups
         chosen = []
         for position in range(step * prompts, (step + 1) * prompts):
             epoch, index = divmod(position, len(train))

@@ -67,7 +67,7 @@ def train(config: RunConfig, run_dir: Path, watch: Watch | None = None, name: st
 def _rollouts_before(setup: Setup, step: int) -> float:
     """Rollouts drawn for training before `step`, discarded ones too: what an evaluation before that step has behind
     it."""
-    return float(step * setup.config.trainer.prompts * setup.config.R + setup.tally.discarded)
+    return float(step * setup.config.groups * setup.config.R + setup.tally.discarded)
 
 
 def _evaluation_due(config: RunConfig, step: int) -> bool:

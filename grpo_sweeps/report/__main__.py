@@ -17,6 +17,8 @@ USAGE = """usage: python -m grpo_sweeps.report [sweep=NAME] [runs_dir=runs] [out
 Makes Table 1, Figures 1-4, the verdicts on the claims and index.html from the records of a sweep; Figure 5, by layer
 and kind of parameter, where analysis.by=parameter (or layer) kept what it needs; figures of every definition of rank
 by k, of the rank's change over training, and, where analysis.update_every is above 0, of what steps do to the weights.
+Also the best group size, the groups of every size in the pools of a fixed policy, and how many prompts an interval
+takes.
 
   sweep=NAME     the sweep to report on (default: the one last written to)
   runs_dir=DIR   where the runs are (default: runs)

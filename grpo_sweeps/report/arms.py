@@ -60,7 +60,7 @@ def flatten(config: Mapping[str, Any], prefix: str = "") -> dict[str, str]:
 
 def find_arms(configs: Sequence[Mapping[str, Any]]) -> Arms:
     """Arms of runs given by their resolved configurations, in the same order."""
-    flat = [flatten(c) for c in configs]
+    flat = _with_budget([flatten(c) for c in configs])
     keys = sorted({k for f in flat for k in f if k not in IGNORED and not k.startswith(IGNORED_GROUPS)})
     columns = {key: [f.get(key, ABSENT) for f in flat] for key in keys}
     varying = [key for key in keys if len(set(columns[key])) > 1]
@@ -71,6 +71,15 @@ def find_arms(configs: Sequence[Mapping[str, Any]]) -> Arms:
     settings = {key: [f"{names[key]}={_short_value(key, value)}" for value in columns[key]] for key in varying}
     labels = [", ".join(settings[key][i] for key in varying) or ALL for i in range(len(flat))]
     return Arms(tuple(labels), tuple(varying), tuple(tied), _absent(list(settings.values()), set(labels)))
+
+
+def _with_budget(flat: list[dict[str, str]]) -> list[dict[str, str]]:
+    """budget=prompts is what configurations without the key mean; `budget_R` says something with budget=rollouts alone,
+    and tells arms apart where these differ in it."""
+    flat = [{"budget": "prompts"} | f for f in flat]
+    bases = {f.get("budget_R") for f in flat if f["budget"] == "rollouts"}
+    keep = "rollouts" if len(bases) > 1 else None
+    return [{k: v for k, v in f.items() if k != "budget_R" or f["budget"] == keep} for f in flat]
 
 
 def _absent(settings: Sequence[Sequence[str]], labels: set[str]) -> tuple[str, ...]:

@@ -9,6 +9,7 @@ from pathlib import Path
 from grpo_sweeps.report import table
 from grpo_sweeps.report.claims import Claim, claims_frame, claims_markdown, judge_claims
 from grpo_sweeps.report.commits import check_commits
+from grpo_sweeps.report.design import design
 from grpo_sweeps.report.drawing import render
 from grpo_sweeps.report.figures import figures
 from grpo_sweeps.report.formats import csv, headline, latex, markdown
@@ -58,8 +59,10 @@ def contents(sweep: Sweep, claims: list[Claim], command: Sequence[str]) -> dict[
     steps, parts = update_steps(sweep), update_parts(sweep)
     if len(steps) and len(parts):
         tables |= {"updates": steps, "update_layers": parts}
+    about_design = design(sweep)
+    tables |= about_design.tables
     header, rows = headline(tables["table1"])
-    plots = figures(sweep, layers, steps, parts)
+    plots = [*figures(sweep, layers, steps, parts), *about_design.plots]
     images = {name: data for plot in plots for name, data in render(plot).items()}
     lacking = missing(sweep)
     texts = {f"{name}.csv": csv(frame) for name, frame in tables.items()}
@@ -68,7 +71,7 @@ def contents(sweep: Sweep, claims: list[Claim], command: Sequence[str]) -> dict[
         "table1.tex": latex(header, rows, CAPTION, f"tab:{sweep.name}"),
         "claims.csv": csv(claims_frame(claims)),
         "claims.md": claims_markdown(claims),
-        "index.html": render_page(sweep, tables, claims, plots, images, lacking),
+        "index.html": render_page(sweep, tables, claims, plots, images, lacking, about_design.sections),
     }
     files = {name: data for name, data in images.items() if not name.endswith(".svg")}
     files |= {name: text.encode("utf-8") for name, text in texts.items()}

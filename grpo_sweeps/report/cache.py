@@ -25,14 +25,14 @@ import pandas as pd
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from grpo_sweeps import spectra, spectra_floor
-from grpo_sweeps.report import advantages, draws, measure, pairs, permutation, rows
+from grpo_sweeps import spectra, spectra_floor, ustatistics
+from grpo_sweeps.report import advantages, draws, measure, pairs, permutation, rows, unbiased
 from grpo_sweeps.tracking.atomic import write_with
 
 FOLDER = ".cache"
 SUFFIX = ".rows.parquet"
 KEY = b"grpo_sweeps"
-MADE_BY = (spectra, spectra_floor, advantages, measure, pairs, permutation, draws, rows)
+MADE_BY = (spectra, spectra_floor, ustatistics, advantages, measure, pairs, permutation, draws, unbiased, rows)
 
 
 @dataclass(frozen=True)

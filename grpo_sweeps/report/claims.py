@@ -7,8 +7,8 @@ Here the list of them is made, and three are judged:
     C10  Table 1's pairs of top-1 fraction and effective rank
 
 C2 to C4 are in `claims_advantages`, C5 and shuffled advantages in `claims_gradient`, C6 in `claims_training`, C9 in
-`claims_scores`, exact assertions in `controls`, what no such record decides in `undecided`, and the
-open question Q3 in `longitudinal`.
+`claims_scores`, C11 where a sweep has both budgets in `claims_budget`, exact assertions in `controls`, what no such
+record decides in `undecided`, and the open question Q3 in `longitudinal`.
 
 Every claim says what the paper says, what was measured with its interval, what the null gives, and the verdict in
 words.
@@ -24,6 +24,7 @@ import pandas as pd
 
 from grpo_sweeps.intervals import Interval, share_over
 from grpo_sweeps.report import claims_advantages, rules
+from grpo_sweeps.report.claims_budget import budget_pairs, c11, extra_cells
 from grpo_sweeps.report.claims_gradient import c5, shuffled
 from grpo_sweeps.report.claims_ranks import other_definitions
 from grpo_sweeps.report.claims_scores import c9
@@ -50,8 +51,9 @@ SAYS = {
 def judge_claims(sweep: Sweep) -> list[Claim]:
     """All claims for all arms, by number, exact controls and the null last. An arm's findings are for the R values that
     its runs have, measured or not."""
-    alpha = rules.simultaneous_alpha(len(sweep.cells))
-    claims: list[Claim] = []
+    pairs = budget_pairs(sweep)
+    alpha = rules.simultaneous_alpha(len(sweep.cells) + extra_cells(pairs))
+    claims: list[Claim] = [c11(sweep, pair, alpha) for pair in pairs]
     for arm in sorted({arm for arm, _ in sweep.cells}):
         groups = {R: usable_groups(sweep, arm, R) for a, R in sweep.cells if a == arm}
         records = {R: records_of(sweep, arm, R) for R in groups}
@@ -61,7 +63,8 @@ def judge_claims(sweep: Sweep) -> list[Claim]:
         claims += [replace(claim, remarks=(*scope, *claim.remarks)) for claim in measured]
         claims += [_c7(arm, groups, alpha), _c8(arm, groups, alpha, scope), _c10(arm, groups, alpha, scope)]
         claims += [controls(arm, groups), shuffled(arm, groups, alpha), q3(arm, groups)]
-    return sorted([*claims, *undecided()], key=_order)
+    judged = {claim.id for claim in claims}
+    return sorted([*claims, *(claim for claim in undecided() if claim.id not in judged)], key=_order)
 
 
 def _order(claim: Claim) -> tuple[int, str]:

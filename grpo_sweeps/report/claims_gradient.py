@@ -28,22 +28,37 @@ def slope(groups: pd.DataFrame, alpha: float) -> Interval:
     of squared norm g moves it by (x_k - x) (g/m_k - 1) / (2 S); these are clustered by prompt and seed. NaN where
     fewer than two values of x are left. n: the groups used.
     """
+    found, moves = _slope(groups)
+    if not len(moves):
+        return UNKNOWN
+    if not np.isfinite(found):
+        return Interval(math.nan, math.nan, math.nan, len(moves))
+    around = mean_over(moves, clusters(groups.loc[moves.index]), alpha)
+    return Interval(found, found + around.low, found + around.high, len(moves), around.clusters)
+
+
+def slope_moves(groups: pd.DataFrame) -> pd.Series:
+    """By how much each used group moves the slope, times their number: its mean is 0, its interval the slope's. By the
+    index of `groups`; NaN where there is no slope."""
+    return _slope(groups)[1]
+
+
+def _slope(groups: pd.DataFrame) -> tuple[float, pd.Series]:
     squares = groups["gradient_norm"].astype(float) ** 2
     counts, means = (squares.groupby(groups["k"].astype(float)).transform(f) for f in ("size", "mean"))
     used = groups[(counts >= rules.MIN_PER_K) & (means > 0)]
     if not len(used):
-        return UNKNOWN
+        return math.nan, pd.Series(dtype=float)
     k, square, mean = (column[used.index].to_numpy(dtype=float) for column in (groups["k"], squares, means))
     R = float(used["R"].iloc[0])
     x = 0.5 * np.log(k * (R - k)) - math.log(R)
     x -= x.mean()
     S = float((x**2).sum())
     if np.ptp(x) < 1e-9:
-        return Interval(math.nan, math.nan, math.nan, len(x))
+        return math.nan, pd.Series(math.nan, index=used.index)
     found = float((x * 0.5 * np.log(mean)).sum() / S)
     moves = len(x) * x * (square / mean - 1.0) / (2.0 * S)
-    around = mean_over(moves, clusters(used), alpha)
-    return Interval(found, found + around.low, found + around.high, len(x), around.clusters)
+    return found, pd.Series(moves, index=used.index)
 
 
 def c5(arm: str, kind: str, groups: dict[int, pd.DataFrame], records: dict[int, pd.DataFrame], alpha: float) -> Claim:

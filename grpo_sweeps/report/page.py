@@ -26,10 +26,14 @@ from grpo_sweeps.report.layer_figure import NOT_DRAWN
 from grpo_sweeps.report.manifest import public
 from grpo_sweeps.report.measure import MATRICES, QUANTITIES
 from grpo_sweeps.report.query import Sweep
+from grpo_sweeps.report.section import Section
 from grpo_sweeps.report.updates import shown_steps
 
 CUT = 900  # characters of a completion or prompt that are shown
 NUMBERED = 5  # figures with a number of their own
+DATA_OF = {  # behind a figure
+    "fig5": "layers.csv", "updates": "update_layers.csv", "best_size": "best_size.csv", "pool": "pool.csv"
+}  # fmt: skip
 PER_CELL = 2  # completions shown for each arm and R: one right and one wrong where there are both
 K_NULLS = {
     "null_closed_form": "null: orthogonal, equal norm",
@@ -47,8 +51,9 @@ def render_page(
     plots: Sequence[Plot],
     images: Mapping[str, bytes],
     missing: Sequence[str],
+    sections: Sequence[Section] = (),
 ) -> str:
-    """The page as one string. `images` holds each panel's SVG by name, `fig1_1.svg`."""
+    """The page as one string. `images` holds each panel's SVG by name, `fig1_1.svg`; `sections` follow the claims."""
     environment = Environment(
         loader=PackageLoader("grpo_sweeps.report", ""),
         autoescape=True,
@@ -73,6 +78,7 @@ def render_page(
         ranks=_ranks(tables["ranks"]),
         plots=[inlined(p, images) | {"number": n} for p, n in zip(plots, numbers(plots), strict=True)],
         updates=shown_steps(tables["updates"]) if "updates" in tables else None,
+        sections=sections,
         not_drawn="" if "layers" in tables else NOT_DRAWN,
         completions=_completions(sweep),
         cut=CUT,
@@ -181,8 +187,13 @@ def inlined(plot: Plot, images: Mapping[str, bytes]) -> dict[str, Any]:
     for i, panel in enumerate(plot.panels, start=1):
         data = base64.b64encode(images[f"{plot.name}_{i}.svg"]).decode("ascii")
         panels.append({"title": panel.title, "alt": panel.alt, "src": f"data:image/svg+xml;base64,{data}"})
-    data_file = {"fig5": "layers.csv", "updates": "update_layers.csv"}.get(plot.name, "")
-    return {"name": plot.name, "csv": data_file, "title": plot.title, "caption": plot.caption, "panels": panels}
+    return {
+        "name": plot.name,
+        "csv": DATA_OF.get(plot.name, ""),
+        "title": plot.title,
+        "caption": plot.caption,
+        "panels": panels,
+    }
 
 
 def _completions(sweep: Sweep) -> list[dict[str, Any]]:

@@ -20,6 +20,7 @@ import numpy as np
 import pandas as pd
 import yaml
 
+from grpo_sweeps.config import groups_a_step
 from grpo_sweeps.report.arms import Arms, find_arms
 from grpo_sweeps.report.cache import CacheUse, RowCache
 from grpo_sweeps.report.parts import Parts, run_parts
@@ -238,11 +239,19 @@ def _runs_frame(
                 "model": _get(config, "model.name"), "model_path": _get(config, "model.path"),
                 "task": _get(config, "task.name"), "reward": _get(config, "reward._target_"),
                 "estimator": _get(config, "estimator._target_"), "aggregation": config.get("aggregation"),
-                "prompts": _get(config, "trainer.prompts"), "path": str(path / run),
+                "prompts": _groups(config), "path": str(path / run),
             }
         )  # fmt: skip
     frame = pd.DataFrame(rows, columns=RUN_COLUMNS)
     return frame.sort_values(["arm", "R", "seed", "run"], ignore_index=True)
+
+
+def _groups(config: dict[str, Any]) -> int | None:
+    """Groups a step; None where the configuration does not say."""
+    R, prompts, base = config["R"], _get(config, "trainer.prompts"), config.get("budget_R", 1)
+    if not isinstance(prompts, int) or not isinstance(base, int) or R < 1:
+        return None
+    return groups_a_step(R, prompts, str(config.get("budget")), base)
 
 
 @dataclass

@@ -1,8 +1,8 @@
 """Group records, as the Arrow table of the local record -> one row of numbers a group, without a Python object a group.
 
 The spectral columns are those of `report.measure`, inner products and norms those of `report.pairs`, shuffled
-advantages those of `report.permutation`, sums of advantages those of `report.advantages`; here stand the plain ones,
-and which groups are measured together.
+advantages those of `report.permutation`, sums of advantages those of `report.advantages`, estimates for the best group
+size those of `report.unbiased`; here stand the plain ones, and which groups are measured together.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ from grpo_sweeps.report.advantages import ADVANTAGES, advantage_columns
 from grpo_sweeps.report.measure import NULL_DRAWS, SPECTRAL, Groups, spectral
 from grpo_sweeps.report.pairs import PAIRS, pair_columns
 from grpo_sweeps.report.permutation import PERMUTED, permutation_columns
+from grpo_sweeps.report.unbiased import UNBIASED, unbiased_columns
 from grpo_sweeps.spectra import Array
 from grpo_sweeps.tracking.status import RecordError
 
@@ -27,7 +28,7 @@ PLAIN = (
     "step", "group", "prompt_id", "R", "mixed", "measured", "rows", "binary", "k", "correct", "reward_mean",
     "mean_length", "floor",
 )  # fmt: skip
-MEASURED = (*SPECTRAL, *PAIRS, *PERMUTED)  # NaN where there is no Gram
+MEASURED = (*SPECTRAL, *PAIRS, *PERMUTED, *UNBIASED)  # NaN where there is no Gram
 COLUMNS = (*PLAIN, *ADVANTAGES, *MEASURED)
 AT_ONCE = 2**18  # numbers of the Gaussian null drawn at once: more than a processor's cache holds is slower
 
@@ -54,7 +55,8 @@ def table_rows(table: pa.Table, seed: int) -> pd.DataFrame:
         for name, values in _plain(part, int(R)).items():
             found[name][rows] = values
         for index, groups in _together(part, int(R), found["binary"][rows]):
-            for name, values in (spectral(groups, seed) | pair_columns(groups) | permutation_columns(groups)).items():
+            columns = spectral(groups, seed) | pair_columns(groups) | permutation_columns(groups)
+            for name, values in (columns | unbiased_columns(groups)).items():
                 found[name][rows[index]] = values
     return pd.DataFrame({name: plain[name] if name in plain else found[name] for name in COLUMNS})
 

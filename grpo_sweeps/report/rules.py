@@ -63,6 +63,14 @@ IN_WORDS = (
 )
 
 
+GAIN_MARGIN = 0.01
+"""C11: a larger R learns faster when its gain in accuracy is larger at equal rollouts, the whole interval above 0; it
+does not when the whole interval is below this."""
+
+CELLS_OF_C11 = 6
+"""C11's intervals that count as the tests of one cell; they are there where both budgets are."""
+
+
 def simultaneous_alpha(cells: int) -> float:
     """Error rate of one interval so that all decisive intervals of a report hold together with 1 - ALPHA.
 

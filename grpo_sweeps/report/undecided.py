@@ -16,8 +16,10 @@ NEEDS = {
     ),
     "C11": (
         "A larger R only refines the same two directions, and yet learns faster.",
-        "needed are arms at equal prompts and at equal rollouts a step, rescaled by R/(R-1), and gradient directions "
-        "that can be compared between groups: a record keeps inner products within one group.",
+        "needed for the second half are runs of estimator=rloo, which is the group mean rescaled by R/(R-1), with "
+        "budget=prompts and with budget=rollouts (+sweeps=group_size), evaluated, with two seeds or more; for the "
+        "first half gradient directions that can be compared between groups: a record keeps inner products within one "
+        "group.",
     ),
     "C12": (
         "The table of Hoeffding bounds in A.2.",

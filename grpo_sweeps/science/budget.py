@@ -18,7 +18,7 @@ from grpo_sweeps.estimators import grpo, rloo
 from grpo_sweeps.exact import Moments, between_prompts, group_moments, one_group_weights, step_moments
 from grpo_sweeps.science.claim import EXACT, Claim, relative, worst
 from grpo_sweeps.science.prompts import Prompt
-from grpo_sweeps.ustatistics import best_group_size
+from grpo_sweeps.ustatistics import best_group_size, error_by_rollouts
 
 Estimator = Callable[[torch.Tensor], torch.Tensor]
 
@@ -83,7 +83,7 @@ class Budget:
 
     def leave_one_out(self, R: float, N: int) -> float:
         """The closed form of its MSE."""
-        return (R * self.between + self.V1 + self.V2 / (R - 1)) / N
+        return float(error_by_rollouts(R, self.V1, self.V2, self.between)) / N
 
     def group_mean(self, R: float, N: int) -> float:
         return ((R - 1) / R) ** 2 * self.leave_one_out(R, N) + float(self.target_D @ self.target_D) / R**2

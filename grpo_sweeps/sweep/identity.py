@@ -22,6 +22,8 @@ IRRELEVANT = (
     "rollout.batch", "trainer.checkpoint_every", "trainer.checkpoint_minutes", "trainer.keep_checkpoints",
     "analysis.keep_completions_every", "analysis.check_every", "analysis.scores", "analysis.update_every",
 )  # fmt: skip
+# Keys that came later, at the value that means what was meant without them: such runs keep their identity.
+ADDED = {"budget": "prompts"}
 
 # Settings of what may be switched off: they count where it is on.
 SETTINGS_OF: dict[str, Callable[[ObjectiveConfig], bool]] = {
@@ -40,10 +42,14 @@ SETTINGS_OF: dict[str, Callable[[ObjectiveConfig], bool]] = {
 def identity(config: RunConfig) -> str:
     """12 hexadecimal digits.
 
-    `trainer.steps` counts only where the schedule depends on it: a run with a constant rate can be taken further.
+    `trainer.steps` counts only where the schedule depends on it: a run with a constant rate can be taken further;
+    `budget_R` only where the budget is of rollouts.
     """
-    keys = flatten(to_mapping(config))
-    relevant = {key: value for key, value in keys.items() if not (is_irrelevant(key, config) or _is_off(key, config))}
+    flat = flatten(to_mapping(config))
+    off = {
+        k for k, v in flat.items() if is_irrelevant(k, config) or _is_off(k, config) or (k in ADDED and v == ADDED[k])
+    }
+    relevant = {k: v for k, v in flat.items() if k not in off}
     text = json.dumps(_canonical(relevant), sort_keys=True, separators=(",", ":"), ensure_ascii=True)
     return hashlib.sha256(text.encode()).hexdigest()[:LENGTH]
 
@@ -54,6 +60,8 @@ def is_irrelevant(key: str, config: RunConfig) -> bool:
         return config.trainer.schedule == "constant"
     if key in SETTINGS_OF and not SETTINGS_OF[key](config.objective):
         return True
+    if key == "budget_R":
+        return config.budget != "rollouts"
     return any(key == name or key.startswith(name + ".") for name in IRRELEVANT)
 
 

@@ -18,6 +18,7 @@ from grpo_sweeps.config import RunConfig
 from grpo_sweeps.config_checks import check, check_functions
 from grpo_sweeps.config_schema import register
 from grpo_sweeps.estimators import DECLARATIONS, Declaration, grpo_std, weight_on
+from grpo_sweeps.report.power import spread_table
 from grpo_sweeps.science import credit
 from grpo_sweeps.science.binary import HOEFFDING_EPS, HOEFFDING_R, hoeffding
 from grpo_sweeps.science.build import Options, enumerate_all, judge
@@ -199,3 +200,10 @@ def test_the_worked_example(monkeypatch: pytest.MonkeyPatch, capsys: pytest.Capt
     assert golden and module.my_estimator(rewards).tolist() == [eval(row) for row in golden.groups()]
     said = re.search(r"One file, (\d+) lines", text)
     assert said and int(said[1]) == len(source.splitlines())
+
+
+def test_the_table_of_prompts_is_the_one_computed() -> None:
+    text = (DOCS / "power.md").read_text(encoding="utf-8")
+    rows = table(text, "| spread s | half-width 0.2 | 0.1 | 0.05 | 0.025 |")
+    spreads = tuple(float(spread) for spread in rows)
+    assert [[spread, *cells] for spread, cells in rows.items()] == spread_table(spreads, (0.2, 0.1, 0.05, 0.025))

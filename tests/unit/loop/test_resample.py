@@ -106,3 +106,14 @@ def test_a_resumed_run_equals_the_uninterrupted_one(
     metrics = read_metrics(tmp_path / "whole")
     if OBJECTIVES[name].kl_beta:
         assert metrics["kl"].iloc[3] != 0.0 and metrics["kl"].notna().sum() == 4
+
+
+def test_a_step_s_groups_are_those_of_its_budget(make_config: MakeConfig) -> None:
+    """At equal rollouts a step of R=4 has 2 groups where R=2 has 4: so many are wanted mixed, and cut."""
+    objective = ObjectiveConfig(resample=True, ratio="token", minibatches=2)
+    config = make_config(objective=objective, budget="rollouts", budget_R=2)
+    assert config.groups == 2
+    setup = prepare(config)
+    drawn = draw(setup, 0)
+    assert len(drawn.groups) == 2 and all(group.mixed for group in drawn.groups)
+    assert len(take_step(setup, 0).groups) == 2

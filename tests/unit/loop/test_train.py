@@ -192,3 +192,14 @@ def test_asking_for_fewer_steps_leaves_the_run_alone(make_config: MakeConfig, tm
     before = record(tmp_path / "run")
     train(make_config(trainer={"steps": 2}), tmp_path / "run")
     assert record(tmp_path / "run") == before
+
+
+@pytest.mark.parametrize(("R", "groups"), [(2, 8), (4, 4), (8, 2)])
+def test_equal_rollouts_a_step(make_config: MakeConfig, tmp_path: Path, R: int, groups: int) -> None:
+    """Four groups at R = 4 are 16 rollouts at every R, of problems in the same order."""
+    config = make_config(R=R, budget="rollouts", trainer={"steps": 2, "eval_every": 0})
+    train(config, tmp_path / "run")
+    recorded = read_groups(tmp_path / "run")
+    assert [g.group for g in recorded] == 2 * list(range(groups)) and {g.R for g in recorded} == {R}
+    assert len({g.prompt_id for g in recorded}) == 2 * groups
+    assert read_metrics(tmp_path / "run")["rollouts"].tolist() == [0, 16]

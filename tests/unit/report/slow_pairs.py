@@ -8,7 +8,9 @@ import math
 import numpy as np
 
 from grpo_sweeps.report.advantages import TAILS
+from grpo_sweeps.report.unbiased import UNBIASED
 from grpo_sweeps.types import GroupRecord
+from tests.unit.slow_kernels import by_kernels
 
 NAN = math.nan
 
@@ -42,7 +44,7 @@ def pairs_and_shuffles(record: GroupRecord) -> dict[str, float]:
     K, R, r = np.asarray(record.gram), record.R, record.rewards
     if record.rows == "loss":
         names = ("norm", "all", "square", "right", "wrong", "between", "null", "error")
-        empty = {f"pair_{n}": NAN for n in names} | {n: NAN for n in SHUFFLED}
+        empty = {f"pair_{n}": NAN for n in names} | {n: NAN for n in (*SHUFFLED, *UNBIASED)}
         return {"gradient_norm": math.sqrt(max(0.0, K.sum()))} | empty
     pairs = list(itertools.permutations(range(R), 2))
     binary = set(r) <= {0.0, 1.0}
@@ -60,7 +62,12 @@ def pairs_and_shuffles(record: GroupRecord) -> dict[str, float]:
         "pair_right": product(lambda s: s == 2), "pair_wrong": product(lambda s: s == 0),
         "pair_between": product(lambda s: s == 1),
         "pair_null": null if binary and record.mixed and R > 2 else NAN, "pair_error": record.floor * norm,
-    } | _shuffles(record, K)  # fmt: skip
+    } | _shuffles(record, K) | _unbiased(record, K)  # fmt: skip
+
+
+def _unbiased(record: GroupRecord, K: np.ndarray) -> dict[str, float]:
+    values = by_kernels(record.rewards, K) if record.R >= 4 else (NAN, NAN, NAN)
+    return dict(zip(UNBIASED, values, strict=True))
 
 
 SHUFFLED = ("shuffle_p", "shuffle_mid_p", "shuffle_variance", "shuffle_assignments")

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
+import hashlib
+import json
 from typing import Any
 
 import pytest
@@ -79,6 +81,23 @@ def test_settings_of_an_objective_count_where_it_is_on() -> None:
     two = [config(), config(objective__ratio="token", objective__clip_high=0.28)]
     sweep = [["objective=reinforce", "objective.clip_high=0.2"], ["objective=ppo_clip", "objective.clip_high=0.28"]]
     assert display_names(two, sweep)[1] == "R=4 seed=0 objective=ppo_clip clip_high=0.28"
+
+
+def test_runs_at_equal_prompts_have_the_identity_of_before_there_were_budgets() -> None:
+    one = config()
+    flat = {k: v for k, v in flatten(to_mapping(one)).items() if not is_irrelevant(k, one)}
+    flat = {k: v for k, v in flat.items() if k != "budget" and not k.startswith("objective.")}
+    text = json.dumps(flat, sort_keys=True, separators=(",", ":")).replace(".0,", ",").replace(".0}", "}")
+    assert "budget" not in text and identity(one) == hashlib.sha256(text.encode()).hexdigest()[:12]
+    assert identity(config(budget_R=8)) == identity(one)
+    shared = config(budget="rollouts")
+    assert len({identity(c) for c in (one, shared, config(budget="rollouts", budget_R=8))}) == 3
+    assert (config(R=8).groups, config(R=8, budget="rollouts").groups, shared.groups) == (8, 4, 8)
+
+
+def test_the_budget_is_in_the_name() -> None:
+    sweep = [["R=2", "budget=prompts"], ["R=2", "budget=rollouts"]]
+    assert display_names([config(R=2)] * 2, sweep) == ["R=2 seed=0 budget=prompts", "R=2 seed=0 budget=rollouts"]
 
 
 def test_listed_keys_exist() -> None:

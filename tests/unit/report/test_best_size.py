@@ -1,0 +1,135 @@
+"""R* and what it is made of, from sweeps drawn at an exact policy: against the exact values, by intervals."""
+
+from __future__ import annotations
+
+import dataclasses
+import doctest
+
+import numpy as np
+import pytest
+
+from grpo_sweeps.report import best_size as module
+from grpo_sweeps.report.best_size import DRAWS, FLOOR, QUANTITIES, best_size, best_size_table, best_sizes
+from grpo_sweeps.report.best_size_page import best_size_figure, best_size_section
+from grpo_sweeps.report.build import build
+from grpo_sweeps.report.drawing import render
+from grpo_sweeps.report.query import load_sweep
+from grpo_sweeps.report.rules import UNDECIDED
+from grpo_sweeps.science.budget import Budget
+from grpo_sweeps.science.prompts import Prompt
+from tests.unit.report.exact_runs import enumerations, write_exact
+
+G = 8
+
+
+def test_doctests():
+    result = doctest.testmod(module)
+    assert result.failed == 0 and result.attempted > 0
+
+
+@pytest.fixture(scope="module")
+def exact():
+    return enumerations()
+
+
+@pytest.fixture(scope="module")
+def drawn(exact, tmp_path_factory):
+    """R = 2 and 4 by the group mean, R = 8 by leave-one-out."""
+    root = tmp_path_factory.mktemp("exact")
+    for R in (2, 4):
+        write_exact(root, "mean", exact, R, 250, G)
+    write_exact(root, "loo", exact, 8, 250, G, "rloo")
+    return root
+
+
+def truth(es, R):
+    budget = Budget(tuple(Prompt(e) for e in es))
+    signal = float(np.mean([float(e.grad_J_D.square().sum()) for e in es]))
+    N = R * G
+    target = float(budget.target_D @ budget.target_D)
+    return {
+        "signal": signal, "spread": budget.V2 - signal, "V1": budget.V1, "V2": budget.V2, "signal_of_mean": target,
+        "V_between": budget.between, "best_R": budget.best_R, "snr": target / budget.leave_one_out(R, N),
+        "error_here": N * budget.leave_one_out(R, N),
+    }  # fmt: skip
+
+
+@pytest.mark.parametrize(("name", "R"), [("mean", 4), ("loo", 8)])
+def test_intervals_hold_the_exact_values(drawn, exact, name, R):
+    found, known = best_size(load_sweep(name, drawn), "all", R), truth(exact, R)
+    assert set(found.values) == set(QUANTITIES) == set(known) and len(found.draws["best_R"]) == DRAWS
+    for quantity, value in known.items():
+        half = 4.5 / 1.96 * np.ptp(found.interval(quantity)) / 2
+        assert abs(found.values[quantity] - value) < half, quantity
+        assert half < 2 * abs(value), quantity  # that the interval says something
+
+
+def test_two_rollouts_give_the_error_alone(drawn, exact):
+    found, known = best_size(load_sweep("mean", drawn), "all", 2), truth(exact, 2)
+    assert set(found.values) == {"error_here", "signal_of_mean"} and not found.known
+    half = 4.5 / 1.96 * np.ptp(found.interval("error_here")) / 2
+    assert abs(found.values["error_here"] - known["error_here"]) < half
+    assert found.verdict == UNDECIDED and "four different rollouts" in found.reason
+
+
+def test_the_estimates_are_unbiased_over_many_sweeps(exact, tmp_path):
+    """The mean over 40 short sweeps, with its own standard error: V_between is a difference of large terms."""
+    found = []
+    for seed in range(40):
+        write_exact(tmp_path / str(seed), "s", exact, 4, 12, 4, seed=seed)
+        found.append(best_size(load_sweep("s", tmp_path / str(seed)), "all", 4).values)
+    for name in ("signal", "spread", "V1", "signal_of_mean", "V_between", "error_here"):
+        values = np.array([f[name] for f in found])
+        assert abs(values.mean() - truth(exact, 4)[name]) < 4 * values.std(ddof=1) / len(values) ** 0.5, name
+
+
+def test_prompts_alike_have_no_upper_end(exact, tmp_path):
+    write_exact(tmp_path, "alike", exact[:1], 4, 60, 4)
+    found = best_size(load_sweep("alike", tmp_path), "all", 4)
+    low, high = found.interval("best_R")
+    assert FLOOR <= low < high == float("inf") and found.verdict == UNDECIDED
+    assert "no upper end can be given" in found.reason
+    (row,) = best_size_section([found]).rows
+    assert any("no upper end" in cell for cell in row) and UNDECIDED in row[-1]
+    frame = best_size_table([found])
+    assert frame["best_R_high"][0] == float("inf") and frame["verdict"][0] == UNDECIDED
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"aggregation": "length"}, "aggregation=sum"),
+        ({"estimator._target_": "grpo_sweeps.estimators.group.grpo_std"}, "estimator=grpo or rloo"),
+        ({}, "fewer than 10"),
+    ],
+)
+def test_what_cannot_be_decided_says_why(exact, tmp_path, changes, words):
+    write_exact(tmp_path, "s", exact, 4, 5, 4, **changes)
+    found = best_size(load_sweep("s", tmp_path), "all", 4)
+    assert found.verdict == UNDECIDED and words in found.reason
+
+
+def test_steps_with_a_mixed_group_that_was_not_measured_are_left_out(exact, tmp_path):
+    write_exact(tmp_path, "s", exact, 4, 30, 4)
+    sweep = load_sweep("s", tmp_path)
+    whole = best_size(sweep, "all", 4)
+    first = sweep.groups[sweep.groups["mixed"].astype(bool)].index[0]
+    sweep.groups.loc[first, "measured"] = False
+    found = best_size(sweep, "all", 4)
+    assert (found.left_out, found.steps) == (1, whole.steps - 1)
+    assert "1 steps" in best_size_section([found]).after[-1]
+    sweep.groups["measured"] = False
+    assert best_size(sweep, "all", 4).steps < 5
+
+
+def test_the_report_shows_it(drawn, tmp_path):
+    out, _ = build("mean", drawn, tmp_path / "out", ["report"])
+    page = (out / "index.html").read_text()
+    assert 'id="best_size"' in page and "Error of the gradient by group size" in page and "best_size.csv" in page
+    assert {"best_size.csv", "best_size.png", "best_size.pdf"} <= {p.name for p in out.iterdir()}
+    sweep = load_sweep("mean", drawn)
+    sizes = best_sizes(sweep)
+    assert [one.R for one in sizes] == [2, 4]
+    (plot,) = best_size_figure(sweep, sizes)
+    assert "R = 4: R*" in plot.panels[0].alt and set(render(plot)) >= {"best_size_1.svg"}
+    assert best_size_figure(sweep, [dataclasses.replace(sizes[1], values={}, draws={})]) == []

@@ -1,0 +1,209 @@
+"""Sub-groups of pools: against lists of all of them, against an exact policy, and as the report shows them."""
+
+from __future__ import annotations
+
+import dataclasses
+import doctest
+import itertools
+import math
+
+import numpy as np
+import pytest
+import torch
+
+from grpo_sweeps.estimators import grpo, grpo_std, rloo
+from grpo_sweeps.exact import group_moments, one_group_weights
+from grpo_sweeps.report import pool, pool_table
+from grpo_sweeps.report.best_size import best_sizes
+from grpo_sweeps.report.build import build
+from grpo_sweeps.report.pool import ESTIMATORS, SUBSETS, Pools, mixed_share, moments, orders, pool_values, sizes_of
+from grpo_sweeps.report.pool_page import found_words, pool_figure, pool_section
+from grpo_sweeps.report.pool_table import pool_studies, ratio
+from grpo_sweeps.report.query import load_sweep
+from grpo_sweeps.science.budget import Budget
+from grpo_sweeps.science.prompts import Prompt
+from tests.unit.report.exact_runs import enumerations, write_exact
+
+FUNCTIONS = {"group mean": grpo, "leave-one-out": rloo, "std": grpo_std}
+FIXED = {"trainer.lr": 0.0}
+
+
+@pytest.mark.parametrize("module", [pool, pool_table])
+def test_doctests(module):
+    result = doctest.testmod(module)
+    assert result.failed == 0 and result.attempted > 0
+
+
+def listed(r, psi, size, estimator):
+    """Means over every sub-group, from vectors: mixed, rank and top-1 over mixed ones, ||g||^2, <g, grad J> with grad J
+    from the other rollouts."""
+    R, rows, square, product = len(r), [], [], []
+    for c in itertools.combinations(range(R), size):
+        c, rest = list(c), [i for i in range(R) if i not in c]
+        A = FUNCTIONS[estimator](torch.tensor(r[c])[None]).numpy()[0]
+        g = A @ psi[c] / size
+        square.append(g @ g)
+        if len(rest) > 1:
+            product.append(g @ ((r[rest] - r[rest].mean()) @ psi[rest] / (len(rest) - 1)))
+        if r[c].min() < r[c].max():
+            s = np.linalg.svd(A[:, None] * psi[c], compute_uv=False)
+            rows.append((s.sum() ** 2 / (s**2).sum(), s[0] ** 2 / (s**2).sum()))
+    rank, top1 = np.mean(rows, axis=0) if rows else (math.nan, math.nan)
+    return len(rows) / math.comb(R, size), rank, top1, np.mean(square), np.mean(product) if product else math.nan
+
+
+@pytest.mark.parametrize("estimator", ESTIMATORS)
+@pytest.mark.parametrize("size", [2, 3, 4, 5, 6])
+def test_a_small_pool_by_listing_every_sub_group(estimator, size):
+    rng = np.random.default_rng(size)
+    r = np.array([[1.0, 1, 0, 0, 0, 0], [0.2, 0.2, 0.2, 0.2, 0.2, 0.9], [0.1, 0.5, 0.4, 0.2, 0.9, 0.7]])
+    psi = rng.normal(size=(3, 6, 8)) + 0.4
+    pools = Pools(r, psi @ psi.transpose(0, 2, 1), np.zeros(3), ((0, 0, 0),) * 3)
+    found = pool_values(pools, size)
+    square, product = moments(found, size, estimator)
+    for p in range(3):
+        mixed, rank, top1, expected_square, expected_product = listed(r[p], psi[p], size, estimator)
+        assert found["mixed"][p] == pytest.approx(mixed) and found["listed"][p] == pytest.approx(mixed)
+        assert found["effective_rank"][p] / mixed == pytest.approx(rank, rel=1e-6)
+        assert found["top1_fraction"][p] / mixed == pytest.approx(top1, rel=1e-6)
+        assert square[p] == pytest.approx(expected_square, rel=1e-9)
+        if math.isfinite(expected_product):  # for the two without a formula: over all sub-groups the same
+            assert product[p] == pytest.approx(expected_product, rel=1e-9, abs=1e-12)
+        elif estimator == "std":
+            assert np.isnan(product[p])
+
+
+def test_drawn_sub_groups_have_no_rollout_twice_and_belong_to_their_pool():
+    for R, size in ((6, 3), (16, 8), (16, 2)):
+        order = orders(R, size, (0, 3, 1))
+        assert np.array_equal(np.sort(order, axis=1), np.tile(np.arange(R), (len(order), 1)))
+        assert len(order) == min(SUBSETS, math.comb(R, size))
+        assert np.array_equal(order, orders(R, size, (0, 3, 1)))
+    assert not np.array_equal(orders(16, 8, (0, 3, 1)), orders(16, 8, (0, 3, 2)))
+    r = np.array([0.0, 0, 0, 1, 1, 2, 2])
+    by_hand = [len({r[i] for i in c}) > 1 for c in itertools.combinations(range(7), 3)]
+    assert mixed_share(r, 3) == pytest.approx(np.mean(by_hand))
+    assert sizes_of(6) == [2, 3, 4, 5, 6] and sizes_of(32)[-4:] == [20, 24, 28, 32]
+
+
+def test_a_pool_does_not_depend_on_those_beside_it():
+    rng = np.random.default_rng(0)
+    psi, r = rng.normal(size=(5, 12, 9)), (rng.random((5, 12)) < 0.5).astype(float)
+    pools = Pools(r, psi @ psi.transpose(0, 2, 1), np.zeros(5), tuple((0, 0, g) for g in range(5)))
+    alone = Pools(r[3:4], pools.gram_PRR[3:4], np.zeros(1), ((0, 0, 3),))
+    for name, values in pool_values(pools, 4).items():
+        assert values[3] == pytest.approx(pool_values(alone, 4)[name][0], rel=1e-12)
+
+
+@pytest.fixture(scope="module")
+def exact():
+    return enumerations()
+
+
+@pytest.fixture(scope="module")
+def fixed(exact, tmp_path_factory):
+    """Pools of 12 of an exact policy."""
+    root = tmp_path_factory.mktemp("pools")
+    write_exact(root, "fixed", exact, 12, 100, 8, "rloo", **FIXED)
+    return root
+
+
+@pytest.fixture(scope="module")
+def study(fixed):
+    sweep = load_sweep("fixed", fixed)
+    (found,) = pool_studies(sweep, best_sizes(sweep))
+    return found
+
+
+def test_the_error_is_the_exact_one_and_its_least_is_found(study, exact):
+    budget = Budget(tuple(Prompt(e) for e in exact))
+    rows = study.table.set_index(["estimator", "size"])
+    N = 12 * 8
+    for n in sizes_of(12):
+        for estimator, known in (
+            ("leave-one-out", budget.leave_one_out(n, N)),
+            ("group mean", budget.group_mean(n, N)),
+        ):
+            row = rows.loc[(estimator, n)]
+            half = 4.5 / 1.96 * (row["error_high"] - row["error_low"]) / 2
+            assert abs(row["error"] - N * known) < half < N * known
+    assert np.isnan(rows.loc["std"]["error"]).all()
+    beyond = rows.loc[("std", 12)]  # no two rollouts are left for the gradient
+    assert np.isnan(beyond["error_prompt"]) and np.isnan(beyond["cosine"]) and rows.loc[("std", 10)]["cosine"] > 0
+    assert study.low <= budget.found_R(N)[0] <= study.high and not study.at_the_end
+    assert study.low <= study.found <= study.high and abs(study.found - study.predicted.values["best_R"]) < 1.5
+    assert "least error found at R' = " in found_words(study, False) and "by the formula R* = " in found_words(
+        study, False
+    )
+
+
+@pytest.mark.parametrize("size", [2, 4])
+@pytest.mark.parametrize("estimator", ESTIMATORS)
+def test_error_against_the_prompts_own_gradient_and_cosine(study, exact, size, estimator):
+    row = study.table.set_index(["estimator", "size"]).loc[(estimator, size)]
+    function = grpo_std if estimator == "std" else FUNCTIONS[estimator]
+    found = [group_moments(e, one_group_weights(function, "sum", 3), size, by_length=False) for e in exact]
+    mse = float(np.mean([m.mse(e.grad_J_D) for m, e in zip(found, exact, strict=True)]))
+    assert abs(row["error_prompt"] - mse) < 4.5 / 1.96 * (row["error_prompt_high"] - row["error_prompt_low"]) / 2
+    product = np.mean([float(m.mean_D @ e.grad_J_D) for m, e in zip(found, exact, strict=True)])
+    signal = np.mean([float(e.grad_J_D.square().sum()) for e in exact])
+    cosine = product / math.sqrt(np.mean([m.second for m in found]) * signal)
+    assert row["cosine"] == pytest.approx(cosine, rel=0.1)
+
+
+def test_mixed_sub_groups_and_their_ranks(study, exact):
+    rows = study.table[study.table["estimator"] == "std"].set_index("size")
+    for n in (2, 5, 12):
+        share = np.mean([1 - e.J**n - (1 - e.J) ** n for e in exact])
+        half = 4.5 / 1.96 * (rows["mixed_high"][n] - rows["mixed_low"][n]) / 2
+        assert abs(rows["mixed"][n] - share) < half
+    ranks, chances = [], []
+    for e in exact:  # every group of three
+        p, r, K = e.p_N.numpy(), e.rewards_N.numpy(), e.gram_NN.numpy()
+        index = np.array(list(itertools.product(range(len(p)), repeat=3)))
+        index = index[np.ptp(r[index], axis=1) > 0]
+        w = r[index] - r[index].mean(axis=1, keepdims=True)
+        H = w[:, :, None] * K[index[:, :, None], index[:, None, :]] * w[:, None, :]
+        s = np.sqrt(np.clip(np.linalg.eigvalsh(H), 0, None))
+        chances.append(p[index].prod(axis=1))
+        ranks.append(s.sum(axis=1) ** 2 / (s**2).sum(axis=1))
+    known = np.concatenate(chances) @ np.concatenate(ranks) / np.concatenate(chances).sum()
+    half = 4.5 / 1.96 * (rows["effective_rank_high"][3] - rows["effective_rank_low"][3]) / 2
+    assert abs(rows["effective_rank"][3] - known) < half < 0.4  # six prompts
+
+
+def test_the_report_shows_pools_of_a_fixed_policy_alone(fixed, exact, tmp_path, study):
+    out, _ = build("fixed", fixed, tmp_path / "out", ["report"])
+    text = (out / "index.html").read_text()
+    assert 'id="pool"' in text and "least error found at R" in text
+    assert {"pool.csv", "pool.png", "pool.pdf"} <= {p.name for p in out.iterdir()}
+    write_exact(tmp_path, "moving", exact, 8, 12, 4)
+    write_exact(tmp_path, "small", exact, 4, 12, 4, **FIXED)
+    for name in ("moving", "small"):
+        sweep = load_sweep(name, tmp_path)
+        assert pool_studies(sweep, best_sizes(sweep)) == []
+    sweep = load_sweep("fixed", fixed)
+    (plot,) = pool_figure(sweep, [study])
+    assert [p.title for p in plot.panels] == ["pools of 12: error", "pools of 12: cosine"]
+
+
+def test_without_the_mean_gradient_the_rest_stands(exact, tmp_path):
+    write_exact(tmp_path, "length", exact, 8, 12, 4, **FIXED, aggregation="length")
+    sweep = load_sweep("length", tmp_path)
+    (found,) = pool_studies(sweep, best_sizes(sweep))
+    assert math.isnan(found.found) and found.table["error"].isna().all() and found.table["error_prompt"].notna().any()
+    assert "cannot be decided from these runs" in found_words(found, False)
+    assert len(pool_section([found]).rows) == len(sizes_of(8))
+    sweep.groups["measured"] = False
+    kept = pool_table.usable_pools(sweep.groups)
+    assert not kept["mixed"].astype(bool).any()
+
+
+def test_a_ratio_and_its_interval():
+    rng = np.random.default_rng(1)
+    weights = rng.random(400)
+    values = 3.0 * weights + rng.normal(0, 0.1, 400)
+    found = ratio(values, weights, pool_table.Clusters(np.arange(400)))
+    assert found.low < 3.0 < found.high and found.high - found.low < 0.1
+    assert not ratio(values, 0 * weights, pool_table.Clusters(np.arange(400))).known
+    assert dataclasses.is_dataclass(found)
