@@ -70,6 +70,45 @@ class TaskConfig:
 
 
 @dataclass(frozen=True)
+class ObjectiveConfig:
+    """The loss of a step, and how often its rollouts are used; docs/objective.md has the equations."""
+
+    ratio: str = "none"  # none | token (PPO) | sequence (GSPO)
+    clip_low: float = 0.2
+    clip_high: float = 0.2
+    inner_updates: int = 1  # times that a step goes over its rollouts
+    minibatches: int = 1  # parts that its groups are cut into, one update each
+    kl_beta: float = 0.0  # 0 = no KL, no reference model
+    kl_estimator: str = "k3"  # k1 | k2 | k3
+    kl_place: str = "loss"  # loss | reward
+    resample: bool = False  # draw fresh prompts until every group is mixed
+    resample_rounds: int = 10
+    critic: bool = False  # a learned value, and GAE by token
+    critic_lr: float = 1e-3
+    critic_updates: int = 4  # of the value head, a step
+    gae_gamma: float = 1.0
+    gae_lambda: float = 0.95
+
+    @property
+    def updates(self) -> int:
+        """Updates of the weights in a step."""
+        return self.inner_updates * self.minibatches
+
+    @property
+    def kl_in_loss(self) -> bool:
+        return self.kl_beta > 0 and self.kl_place == "loss"
+
+    @property
+    def kl_in_reward(self) -> bool:
+        return self.kl_beta > 0 and self.kl_place == "reward"
+
+    @property
+    def on_policy(self) -> bool:
+        """Is the loss -sum_i w_i log pi(o_i) and nothing else, with one update? Then the rows are scores times w."""
+        return self.ratio == "none" and self.updates == 1 and not self.kl_in_loss and not self.critic
+
+
+@dataclass(frozen=True)
 class RolloutConfig:
     """Sampling of training rollouts. Nothing but the temperature shapes the distribution (no top-p, no top-k)."""
 
@@ -141,6 +180,7 @@ class RunConfig:
     analysis: AnalysisConfig
     trainer: TrainerConfig
     tracking: TrackingConfig
+    objective: ObjectiveConfig = field(default_factory=ObjectiveConfig)
     budget: str = "prompts"  # prompts | rollouts: what of a step is the same for every R, see `groups_a_step`
     budget_R: int = 4  # the R at which budget=rollouts has trainer.prompts groups a step
 

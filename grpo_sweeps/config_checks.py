@@ -18,7 +18,12 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-from grpo_sweeps.config import FunctionConfig, ModelConfig, RunConfig, flatten, shown, to_mapping
+from grpo_sweeps.config import FunctionConfig, ModelConfig, RunConfig, flatten, to_mapping
+from grpo_sweeps.config_objective import check_objective
+from grpo_sweeps.config_ranges import at_least as _at_least
+from grpo_sweeps.config_ranges import at_most as _at_most
+from grpo_sweeps.config_ranges import fail as _fail
+from grpo_sweeps.config_ranges import one_of as _one_of
 from grpo_sweeps.types import ConfigError, TaskData
 
 DTYPES = ("float32", "bfloat16", "float16", "float64")
@@ -53,6 +58,7 @@ def check(config: RunConfig) -> None:
     _check_task(config)
     _check_rollout_and_analysis(config)
     _check_trainer(config)
+    check_objective(config)
     _check_group(config)
     _check_tracking(config)
 
@@ -157,25 +163,6 @@ def _check_types(bound: Callable[..., Any], function: FunctionConfig, key: str) 
         )
         if not right:
             _fail(f"{key}.{name}", value, f"{function.target} expects a value of type {kind.__name__}")
-
-
-def _fail(key: str, value: object, allowed: str) -> None:
-    raise ConfigError(f"{key}={shown(value)}: {allowed}")
-
-
-def _one_of(key: str, value: object, allowed: tuple[Any, ...]) -> None:
-    if value not in allowed:
-        _fail(key, value, f"choose one of {', '.join(map(shown, allowed))}")
-
-
-def _at_least(key: str, value: float, least: float) -> None:
-    if value < least:
-        _fail(key, value, f"at least {least} is needed")
-
-
-def _at_most(key: str, value: float, most: float) -> None:
-    if value > most:
-        _fail(key, value, f"at most {most} is allowed")
 
 
 def _check_finite(config: RunConfig) -> None:

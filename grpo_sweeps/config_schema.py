@@ -8,7 +8,14 @@ import typing
 from functools import cache
 from typing import Any
 
-from grpo_sweeps.config import AnalysisConfig, ModelConfig, RolloutConfig, TrackingConfig, TrainerConfig
+from grpo_sweeps.config import (
+    AnalysisConfig,
+    ModelConfig,
+    ObjectiveConfig,
+    RolloutConfig,
+    TrackingConfig,
+    TrainerConfig,
+)
 
 SCHEMA = "run_schema"  # the first entry of config.yaml's defaults list
 REQUIRED = "???"  # OmegaConf's mark of a value that must be given
@@ -40,8 +47,8 @@ def composed_schema() -> type:
     """The dataclass that a composed config must match: typed groups, except task, reward and estimator, which are
     open."""
     groups = {
-        "model": ModelConfig, "rollout": RolloutConfig, "analysis": AnalysisConfig, "trainer": TrainerConfig,
-        "tracking": TrackingConfig,
+        "model": ModelConfig, "objective": ObjectiveConfig, "rollout": RolloutConfig, "analysis": AnalysisConfig,
+        "trainer": TrainerConfig, "tracking": TrackingConfig,
     }  # fmt: skip
     values: list[Any] = [
         (name, kind, dataclasses.field(default=REQUIRED)) for name, kind in (("R", int), ("seed", int))

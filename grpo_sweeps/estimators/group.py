@@ -100,8 +100,8 @@ def dapo(rewards_GR: Tensor, ddof: int = 1, eps: float = 1e-6) -> Tensor:
 
     The advantage is that of `grpo_std`; the loss is averaged over the step's tokens: `aggregation=token_mean`, which
     its YAML chooses as well. The paper gives neither ddof nor eps; the defaults are those of verl, which its authors
-    used. Not here: dynamic sampling (prompts drawn anew until 0 < k < R), the wider upper clip (one update a batch
-    clips nothing) and the penalty on overlong completions.
+    used. Dynamic sampling (prompts drawn anew until 0 < k < R) and the wider upper clip are the objective's, in the
+    configuration; the penalty on overlong completions is not here.
 
     Args:
         rewards_GR: (G, R) rewards, R >= 2.

@@ -40,6 +40,9 @@ class Keeper:
             parameters[name].copy_(saved)
         self.setup.optimizer.load_state_dict(found.state["optimizer"])
         self.setup.precision.floor = found.state["floor"]
+        if self.setup.critic is not None:
+            self.setup.critic.load_state_dict(found.state["critic"])
+        self.setup.tally.discarded = found.state.get("discarded", 0)
         checkpoint.restore_random_states(found.random)  # a reward of the user's own may draw from them
         self.saved = found.step
         return found.step
@@ -59,6 +62,8 @@ class Keeper:
             "model": _trainable(self.setup),
             "optimizer": self.setup.optimizer.state_dict(),
             "floor": self.setup.precision.floor,
+            "discarded": self.setup.tally.discarded,
+            "critic": None if self.setup.critic is None else self.setup.critic.state_dict(),
         }
         try:
             record.compact()

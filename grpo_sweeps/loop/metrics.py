@@ -26,7 +26,7 @@ class StepTimes:
 
     def mark(self, phase: str) -> None:
         now = self._now()
-        self.seconds[phase] = now - self.last
+        self.seconds[phase] = self.seconds.get(phase, 0.0) + now - self.last
         self.last = now
 
     @property
@@ -79,16 +79,26 @@ def spectral_metrics(groups: Sequence[GroupRecord], scores: bool = True) -> dict
     """`spectral/...` of the weighted matrix, means over the step's mixed groups, and unless `scores` is False
     `scores/...` of the unweighted one, means over all that were measured.
 
+    Rows of the loss have their weights in them: they are taken as they stand, and there are no scores.
+
     A step without a measured mixed group gives the counts alone: no value stands for "not measured".
     """
     measured = [(g, g.gram) for g in groups if g.gram is not None]
     mixed = [(g, gram) for g, gram in measured if g.mixed]
     metrics = {"spectral/groups": float(len(mixed))}
-    metrics |= _mean_of([spectra.summary(gram, np.array(g.weights), g.floor) for g, gram in mixed], "spectral/")
-    if scores:
+    metrics |= _mean_of([_weighted_summary(g, gram) for g, gram in mixed], "spectral/")
+    of_scores = [(g, gram) for g, gram in measured if g.rows == "scores"]
+    if scores and len(of_scores) == len(measured):
         metrics["scores/groups"] = float(len(measured))
         metrics |= _mean_of([spectra.summary(gram, np.ones(g.R), g.floor) for g, gram in measured], "scores/")
     return metrics
+
+
+def _weighted_summary(group: GroupRecord, gram: np.ndarray) -> dict[str, float]:
+    weights = np.array(group.weights)
+    if group.rows == "scores":
+        return spectra.summary(gram, weights, group.floor)
+    return spectra.summary(gram, None, group.floor) | {"null_effective_rank": spectra.null_orthogonal(weights)}
 
 
 def _mean_of(summaries: Sequence[Mapping[str, float]], prefix: str) -> dict[str, float]:

@@ -11,9 +11,12 @@ import torch
 
 from grpo_sweeps.config import RunConfig
 from grpo_sweeps.config_checks import check_data
+from grpo_sweeps.engine.critic import Critic
 from grpo_sweeps.engine.gram import GradientGram
+from grpo_sweeps.engine.head import causal_model, output_head
 from grpo_sweeps.engine.optim import MasterAdamW
 from grpo_sweeps.engine.policy import Policy, load_policy, resolve_device
+from grpo_sweeps.engine.reference import Reference
 from grpo_sweeps.engine.sampler import row_seed
 from grpo_sweeps.functions import load_estimator, load_function
 from grpo_sweeps.types import EstimatorFunction, Problem, RewardFunction, TaskData
@@ -26,9 +29,17 @@ class Precision:
     floor: float = 0.0
 
 
+@dataclass
+class Tally:
+    """Rollouts that were drawn and thrown away so far (objective.resample); kept in checkpoints."""
+
+    discarded: int = 0
+
+
 @dataclass(frozen=True)
 class Setup:
-    """What a step works on. `gram` is None when nothing is measured (analysis.every = 0)."""
+    """What a step works on. `gram` is None when nothing is measured (analysis.every = 0), `reference` without KL,
+    `critic` without a learned value."""
 
     config: RunConfig
     policy: Policy
@@ -38,6 +49,9 @@ class Setup:
     reward: RewardFunction
     estimator: EstimatorFunction
     precision: Precision = field(default_factory=Precision)
+    reference: Reference | None = None
+    critic: Critic | None = None
+    tally: Tally = field(default_factory=Tally)
 
     def problems(self, step: int) -> list[Problem]:
         """The step's prompts: a walk through a fresh permutation of the training problems in each epoch.
@@ -68,9 +82,16 @@ def prepare(config: RunConfig) -> Setup:
     data = load_function(config.task.function, "task", positional=0)()
     check_data(data, config)
     policy = load_policy(config.model, resolve_device(config.trainer.device))
+    reference = Reference(policy.model) if config.objective.kl_beta > 0 else None
     gram = GradientGram(policy.model) if config.analysis.every else None
     optimizer = MasterAdamW(policy.model.parameters(), config.trainer)
-    return Setup(config, policy, optimizer, gram, data, reward, estimator)
+    critic = _critic(config, policy) if config.objective.critic else None
+    return Setup(config, policy, optimizer, gram, data, reward, estimator, reference=reference, critic=critic)
+
+
+def _critic(config: RunConfig, policy: Policy) -> Critic:
+    width = output_head(causal_model(policy.model)).in_features
+    return Critic(width, policy.device, config.objective.critic_lr, config.objective.critic_updates)
 
 
 def micro_batch_rows(config: RunConfig) -> int:

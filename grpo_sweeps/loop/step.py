@@ -4,8 +4,9 @@ The objective of a step is sum_i w_i log pi(o_i | x_i), ascended. Departures fro
 (arXiv 2402.03300), as in arXiv 2606.29238:
 
 - one update for each batch of rollouts, so the ratio to the sampling policy is 1: no clipping (a clip ratio would be
-  0 and the surrogate's value 0 at every step: reward and gradient norm are what to watch);
-- no KL term and no reference model;
+  0 and the surrogate's value 0 at every step: reward and gradient norm are what to watch). Steps of several updates,
+  with ratios, clipping or KL in the loss, are `inner.inner_step`;
+- no KL term and no reference model, unless objective.kl_place=reward takes the KL off the rewards;
 - advantage and aggregation are separate choices (`estimator`, `aggregation`); the defaults are the paper's Eq 15 and
   the plain sum over a rollout's tokens;
 - the policy is the model at the sampling temperature: logits are divided by it in sampling and in scoring alike;
@@ -16,31 +17,34 @@ The objective of a step is sum_i w_i log pi(o_i | x_i), ascended. Departures fro
 from __future__ import annotations
 
 import logging
-import math
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 
-from grpo_sweeps.engine.batch import collate
 from grpo_sweeps.engine.gram import LargeGroup, Measurement, measured_floor, verify_against_autograd
-from grpo_sweeps.engine.head import completion_log_probs
 from grpo_sweeps.engine.optim import learning_rate
-from grpo_sweeps.engine.sampler import Rollout, row_seed, sample
+from grpo_sweeps.engine.sampler import Rollout
 from grpo_sweeps.estimators import row_weights
+from grpo_sweeps.loop.drawing import draw
 from grpo_sweeps.loop.geometry import apply_update
 from grpo_sweeps.loop.metrics import StepTimes, step_metrics
-from grpo_sweeps.loop.setup import Setup, micro_batch_groups, micro_batch_rows
-from grpo_sweeps.rewards.parsing import verdict
-from grpo_sweeps.types import Completion, GroupRecord, Problem, UpdateRecord, Verdict
+from grpo_sweeps.loop.penalty import less_kl
+from grpo_sweeps.loop.scoring import blocks, micro_batches, token_log_probs
+from grpo_sweeps.loop.setup import Setup, micro_batch_rows
+from grpo_sweeps.types import Completion, GroupRecord, Problem, RowKind, UpdateRecord, Verdict
 
 log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
 class Rated:
-    """A step's rollouts with what was made of them, before the backward. Lists of length G R, group after group."""
+    """A step's rollouts with what was made of them, before the backward. Lists of length G R, group after group.
+
+    metrics: what the step says of how they were drawn and rewarded, where that is not the plain way.
+    """
 
     problems: list[Problem]
     rollouts: list[Rollout]
@@ -48,6 +52,7 @@ class Rated:
     rewards_GR: Tensor
     advantages_GR: Tensor
     weights_GR: Tensor
+    metrics: dict[str, float] = field(default_factory=dict)
 
     def rows(self, g: int) -> slice:
         R = self.rewards_GR.shape[1]
@@ -91,39 +96,36 @@ def training_step(setup: Setup, step: int) -> StepResult:
     lr = learning_rate(setup.config.trainer, step)
     update = apply_update(setup, step, lr)
     times.mark("update")
-    groups = [_record(rated, measured, step, g) for g in range(len(rated.problems))]
+    groups = [record(rated, measured, step, g) for g in range(len(rated.problems))]
     metrics = step_metrics(groups, rated.rollouts, measured, update.grad_norm, lr, times, setup.config.analysis.scores)
-    return StepResult(metrics | update.metrics, groups, _completions(setup, rated, step), update.records)
+    metrics |= rated.metrics | update.metrics
+    return StepResult(metrics, groups, completions(setup, rated, step), update.records)
 
 
 def rollouts_with_advantages(setup: Setup, step: int) -> Rated:
     """R rollouts for each of the step's prompts, their rewards, advantages and row weights."""
     config = setup.config
-    problems = setup.problems(step)
-    keys = [(config.seed, "train", step, p.id, r) for p in problems for r in range(config.R)]
-    prompts = [ids for ids in setup.policy.encode([setup.prompt(p) for p in problems]) for _ in range(config.R)]
-    rollouts = sample(setup.policy, prompts, [row_seed(*key) for key in keys], config.rollout, config.task.stop)
-    owners = [p for p in problems for _ in range(config.R)]
-    verdicts = [verdict(o.text, p.answer) for o, p in zip(rollouts, owners, strict=True)]
-    rewards = [
-        _number(setup.reward(o.text, p, row_seed("reward", *key)), config.reward.target)
-        for o, p, key in zip(rollouts, owners, keys, strict=True)
-    ]
-    rewards_GR = torch.tensor(rewards, dtype=torch.float64).view(len(problems), config.R)
+    drawn = draw(setup, step)
+    groups = drawn.groups
+    rollouts = [o for group in groups for o in group.rollouts]
+    rewards_GR = torch.tensor([group.rewards for group in groups], dtype=torch.float64)
     lengths_GR = torch.tensor([o.length for o in rollouts]).view_as(rewards_GR)
+    rewards_GR, metrics = less_kl(setup, rollouts, rewards_GR)
     advantages_GR = _advantages(setup.estimator(rewards_GR, lengths_GR), rewards_GR, config.estimator.target)
     weights_GR = row_weights(advantages_GR, lengths_GR, config.aggregation, config.rollout.max_new_tokens)
-    return Rated(problems, rollouts, verdicts, rewards_GR, advantages_GR, weights_GR)
-
-
-def _number(value: object, reward: str) -> float:
-    """Rewards and estimators may be a user's own: what they return is checked where it arrives."""
-    if not isinstance(value, int | float | np.number) or not math.isfinite(value):
-        raise ValueError(f"reward {reward} gave {value!r}: a finite number is needed")
-    return float(value)
+    return Rated(
+        [group.problem for group in groups],
+        rollouts,
+        [v for group in groups for v in group.verdicts],
+        rewards_GR,
+        advantages_GR,
+        weights_GR,
+        drawn.metrics | metrics,
+    )
 
 
 def _advantages(values: object, rewards_GR: Tensor, estimator: str) -> Tensor:
+    """Estimators may be a user's own: what they return is checked where it arrives."""
     shape = tuple(rewards_GR.shape)
     if not isinstance(values, Tensor) or values.shape != rewards_GR.shape:
         found = tuple(values.shape) if isinstance(values, Tensor) else type(values).__name__
@@ -140,42 +142,58 @@ def backward(setup: Setup, rated: Rated, step: int) -> dict[int, Measured]:
         For each group that took part its `Measured`.
     """
     config = setup.config
-    measuring = setup.gram is not None and _due(step, config.analysis.every)
+    measuring = setup.gram is not None and due(step, config.analysis.every)
     everything = measuring and config.analysis.groups == "all"
     taking_part = [g for g, w_R in enumerate(rated.weights_GR) if everything or bool((w_R != 0).any())]
     if step == 0 and setup.gram is not None:
-        _verify(setup, rated)
-    size = micro_batch_groups(config)
+        verify(setup, rated)
     measured: dict[int, Measured] = {}
-    for start in range(0, len(taking_part), size):
-        groups = taking_part[start : start + size]
-        check = len(groups) == 1 or _due(step, config.analysis.check_every)
+    for groups in blocks(setup, taking_part):
+        check = len(groups) == 1 or due(step, config.analysis.check_every)
         part = _measured_backward(setup, rated, groups, check) if measuring else _plain_backward(setup, rated, groups)
         measured.update(zip(groups, part, strict=True))
     return measured
 
 
-def _due(step: int, every: int) -> bool:
+def due(step: int, every: int) -> bool:
     return bool(every) and step % every == 0
 
 
 def _measured_backward(setup: Setup, rated: Rated, groups: list[int], check: bool) -> list[Measured]:
     """Whole groups with unit weights on the rows; GradientGram applies the weights where the gradients are formed."""
-    assert setup.gram is not None
-    R, by = rated.rewards_GR.shape[1], setup.config.analysis.by
     rollouts, descent = rated.rollouts_of(groups), -rated.weights_GR[groups].flatten()  # the optimiser descends
+    m, sums = measured_block(setup, descent, lambda rows: _row_sums(setup, rollouts[rows]), check)
+    return read_block(setup, m, sums)
+
+
+def measured_block(
+    setup: Setup, weights: Tensor, row_scalars: Callable[[slice], Tensor], check: bool
+) -> tuple[Measurement, Tensor]:
+    """Forward and backward of whole groups, or of one in parts; row_scalars: (B,), each from its own row alone.
+
+    Returns:
+        The measurement, and the rows' scalars.
+    """
+    assert setup.gram is not None
+    R = setup.config.R
     m: Measurement
     if micro_batch_rows(setup.config) < R:
-        m, sums = _measure_in_parts(setup, rollouts, descent)
+        m, scalars = _measure_in_parts(setup, weights, row_scalars)
     else:
-        cross_groups = check and len(groups) > 1
-        with setup.gram.measure(group_sizes=[R] * len(groups), weights=descent, cross_groups=cross_groups) as m:
-            row_sums = _row_sums(setup, rollouts)
-            row_sums.sum().backward()
-        sums = row_sums.detach()
+        groups = len(weights) // R
+        cross_groups = check and groups > 1
+        with setup.gram.measure(group_sizes=[R] * groups, weights=weights, cross_groups=cross_groups) as m:
+            scalars = row_scalars(slice(0, len(weights)))
+            scalars.sum().backward()
     if check:
         m.check()
-    sums_GR = sums.double().cpu().numpy().reshape(len(groups), R)
+    return m, scalars.detach()
+
+
+def read_block(setup: Setup, m: Measurement, sums: Tensor) -> list[Measured]:
+    """What was measured, group by group; sums: the rows' log-probabilities."""
+    by = setup.config.analysis.by
+    sums_GR = sums.double().cpu().numpy().reshape(-1, setup.config.R)
     parts = {} if by == "whole" else m.matrices(by="layer" if by == "layer" else "parameter")
     floor = max(m.floor, setup.precision.floor)
     return [
@@ -184,22 +202,24 @@ def _measured_backward(setup: Setup, rated: Rated, groups: list[int], check: boo
     ]
 
 
-def _measure_in_parts(setup: Setup, rollouts: list[Rollout], descent: Tensor) -> tuple[LargeGroup, Tensor]:
-    """One group that is larger than a micro-batch, and its rows' sums."""
+def _measure_in_parts(
+    setup: Setup, weights: Tensor, row_scalars: Callable[[slice], Tensor]
+) -> tuple[LargeGroup, Tensor]:  # fmt: skip
+    """One group that is larger than a micro-batch, and its rows' scalars."""
     assert setup.gram is not None
-    sums = []
-    with setup.gram.measure_group(len(rollouts), descent) as group:
-        for rows in _micro_batches(setup, rollouts):
-            with group.part(len(rollouts[rows])):
-                row_sums = _row_sums(setup, rollouts[rows])
-                row_sums.sum().backward()
-            sums.append(row_sums.detach())
-    return group, torch.cat(sums)
+    found = []
+    with setup.gram.measure_group(len(weights), weights) as group:
+        for rows in micro_batches(setup, len(weights)):
+            with group.part(rows.stop - rows.start):
+                scalars = row_scalars(rows)
+                scalars.sum().backward()
+            found.append(scalars.detach())
+    return group, torch.cat(found)
 
 
 def _plain_backward(setup: Setup, rated: Rated, groups: list[int]) -> list[Measured]:
     rollouts, weights, sums = rated.rollouts_of(groups), rated.weights_GR[groups].flatten(), []
-    for rows in _micro_batches(setup, rollouts):
+    for rows in micro_batches(setup, len(rollouts)):
         row_sums = _row_sums(setup, rollouts[rows])
         (-(weights[rows].to(row_sums) * row_sums).sum()).backward()
         sums.append(row_sums.detach().double().cpu())
@@ -207,25 +227,12 @@ def _plain_backward(setup: Setup, rated: Rated, groups: list[int]) -> list[Measu
     return [Measured(sums_R) for sums_R in sums_GR]
 
 
-def _micro_batches(setup: Setup, rollouts: list[Rollout]) -> list[slice]:
-    size = micro_batch_rows(setup.config)
-    return [slice(start, min(start + size, len(rollouts))) for start in range(0, len(rollouts), size)]
-
-
 def _row_sums(setup: Setup, rollouts: list[Rollout], model: nn.Module | None = None) -> Tensor:
     """(B,) log-probabilities of the rollouts, each from its own row alone, under the policy or `model`."""
-    batch = collate(rollouts, setup.policy.pad_id, setup.policy.device)
-    logprobs_BT = completion_log_probs(
-        model or setup.policy.model,
-        batch.input_ids_BT,
-        batch.attention_mask_BT,
-        batch.completion_mask_BT,
-        setup.config.rollout.temperature,
-    )
-    return logprobs_BT.sum(dim=1)
+    return token_log_probs(setup, rollouts, model)[0].sum(dim=1)
 
 
-def _verify(setup: Setup, rated: Rated) -> None:
+def verify(setup: Setup, rated: Rated) -> None:
     """Once a run, on its first micro-batch: the measured gradient is autograd's; then the Gram's floor."""
     assert setup.gram is not None
     R, rows = rated.rewards_GR.shape[1], micro_batch_rows(setup.config)
@@ -245,7 +252,7 @@ def _verify(setup: Setup, rated: Rated) -> None:
         log.warning("no memory for a copy of the model in a wider dtype: the Gram's floor is the dtype's, not measured")
 
 
-def _record(rated: Rated, measured: dict[int, Measured], step: int, g: int) -> GroupRecord:
+def record(rated: Rated, measured: dict[int, Measured], step: int, g: int, kind: RowKind = "scores") -> GroupRecord:
     rows, part = rated.rows(g), measured.get(g)
     sampled = [float(o.logprobs.astype(np.float64).sum()) for o in rated.rollouts[rows]]
     return GroupRecord(
@@ -261,14 +268,14 @@ def _record(rated: Rated, measured: dict[int, Measured], step: int, g: int) -> G
         logprob_sums=tuple(part.logprob_sums.tolist()) if part else tuple(sampled),
         strict=tuple(v.strict for v in rated.verdicts[rows]),
         flexible=tuple(v.flexible for v in rated.verdicts[rows]),
-        rows="scores",
+        rows=kind,
         gram=part.gram if part else None,
         floor=part.floor if part else 0.0,
         gram_by=(part.gram_by or {}) if part else {},
     )
 
 
-def _completions(setup: Setup, rated: Rated, step: int) -> list[Completion]:
+def completions(setup: Setup, rated: Rated, step: int) -> list[Completion]:
     """Every so many steps the first group's completions are kept whole, to be read."""
     every = setup.config.analysis.keep_completions_every
     if not every or step % every:

@@ -7,10 +7,10 @@ from pathlib import Path
 
 from grpo_sweeps.config import RunConfig
 from grpo_sweeps.loop.evaluate import evaluate
+from grpo_sweeps.loop.inner import take_step
 from grpo_sweeps.loop.keep import Keeper
 from grpo_sweeps.loop.progress import RunProgress
 from grpo_sweeps.loop.setup import Setup, prepare
-from grpo_sweeps.loop.step import training_step
 from grpo_sweeps.loop.watch import Stopped, Watch
 from grpo_sweeps.tracking.local import LocalRecord
 
@@ -45,12 +45,14 @@ def train(config: RunConfig, run_dir: Path, watch: Watch | None = None, name: st
             for step in range(done, total):
                 if _evaluation_due(config, step):
                     _evaluate(setup, record, progress, watch, step)
-                result = training_step(setup, step)
+                before = _rollouts_before(setup, step)
+                result = take_step(setup, step)
+                setup.tally.discarded += int(result.metrics.get("resample/discarded_rollouts", 0))
                 watch.guard()
                 record.log_groups(result.groups)
                 record.log_completions(result.completions)
                 record.log_updates(result.updates)
-                record.log_metrics(step, {**result.metrics, "rollouts": _rollouts_before(config, step)})
+                record.log_metrics(step, {**result.metrics, "rollouts": before})
                 done = step + 1
                 progress.step(done, result.metrics)
                 keeper.after_step(record, done)
@@ -62,9 +64,10 @@ def train(config: RunConfig, run_dir: Path, watch: Watch | None = None, name: st
             raise
 
 
-def _rollouts_before(config: RunConfig, step: int) -> float:
-    """Rollouts used in training before `step`: what an evaluation before that step has behind it."""
-    return float(step * config.groups * config.R)
+def _rollouts_before(setup: Setup, step: int) -> float:
+    """Rollouts drawn for training before `step`, discarded ones too: what an evaluation before that step has behind
+    it."""
+    return float(step * setup.config.groups * setup.config.R + setup.tally.discarded)
 
 
 def _evaluation_due(config: RunConfig, step: int) -> bool:

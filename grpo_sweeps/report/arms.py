@@ -27,6 +27,7 @@ IGNORED_GROUPS = ("tracking.",)
 MAY_FOLLOW_R = ("trainer.", "rollout.")
 REPRESENTATIVES = {
     "model": "model.name", "task": "task.name", "reward": "reward._target_", "estimator": "estimator._target_",
+    "objective": "objective.ratio",
 }  # fmt: skip
 ABSENT = "(not set)"
 

@@ -8,10 +8,10 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
-from grpo_sweeps.config import RunConfig, flatten, to_mapping
+from grpo_sweeps.config import ObjectiveConfig, RunConfig, flatten, to_mapping
 
 LENGTH = 12  # hexadecimal digits: 48 bits, so a million runs in one sweep meet with probability 0.002
 
@@ -25,6 +25,19 @@ IRRELEVANT = (
 # Keys that came later, at the value that means what was meant without them: such runs keep their identity.
 ADDED = {"budget": "prompts"}
 
+# Settings of what may be switched off: they count where it is on.
+SETTINGS_OF: dict[str, Callable[[ObjectiveConfig], bool]] = {
+    "objective.clip_low": lambda objective: objective.ratio != "none",
+    "objective.clip_high": lambda objective: objective.ratio != "none",
+    "objective.kl_estimator": lambda objective: objective.kl_beta > 0,
+    "objective.kl_place": lambda objective: objective.kl_beta > 0,
+    "objective.resample_rounds": lambda objective: objective.resample,
+    "objective.critic_lr": lambda objective: objective.critic,
+    "objective.critic_updates": lambda objective: objective.critic,
+    "objective.gae_gamma": lambda objective: objective.critic,
+    "objective.gae_lambda": lambda objective: objective.critic,
+}
+
 
 def identity(config: RunConfig) -> str:
     """12 hexadecimal digits.
@@ -33,7 +46,10 @@ def identity(config: RunConfig) -> str:
     `budget_R` only where the budget is of rollouts.
     """
     flat = flatten(to_mapping(config))
-    relevant = {k: v for k, v in flat.items() if not is_irrelevant(k, config) and (k not in ADDED or v != ADDED[k])}
+    off = {
+        k for k, v in flat.items() if is_irrelevant(k, config) or _is_off(k, config) or (k in ADDED and v == ADDED[k])
+    }
+    relevant = {k: v for k, v in flat.items() if k not in off}
     text = json.dumps(_canonical(relevant), sort_keys=True, separators=(",", ":"), ensure_ascii=True)
     return hashlib.sha256(text.encode()).hexdigest()[:LENGTH]
 
@@ -42,9 +58,19 @@ def is_irrelevant(key: str, config: RunConfig) -> bool:
     """True for a (flattened) key that identity leaves out."""
     if key == "trainer.steps":
         return config.trainer.schedule == "constant"
+    if key in SETTINGS_OF and not SETTINGS_OF[key](config.objective):
+        return True
     if key == "budget_R":
         return config.budget != "rollouts"
     return any(key == name or key.startswith(name + ".") for name in IRRELEVANT)
+
+
+def _is_off(key: str, config: RunConfig) -> bool:
+    """The keys of an objective that is one plain update count only where they are not so, and a run from before there
+    were such keys keeps its identity. Judged by what the values do: another default would count."""
+    objective = config.objective
+    plain = objective.on_policy and not objective.kl_beta and not objective.resample
+    return plain and key.startswith("objective.")
 
 
 def _canonical(value: Any) -> Any:
@@ -73,7 +99,7 @@ def display_names(configs: Sequence[RunConfig], overrides: Sequence[Sequence[str
         keys += [key for key in values if key not in keys]
     several = len(parsed) > 1
     varying = [key for key in keys if not several or len({values.get(key) for values in parsed}) > 1]
-    varying = [key for key in varying if _is_named(key, configs[0])]
+    varying = [key for key in varying if any(_is_named(key, config) for config in configs)]
     labels = _labels(varying)
     names = []
     for config, values in zip(configs, parsed, strict=True):

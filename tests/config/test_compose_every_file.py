@@ -43,7 +43,7 @@ def needed(choice: str) -> list[str]:
 def test_files_are_found() -> None:
     assert data_root() == ROOT
     assert len(CHOICES) >= 25 and {path.parts[0] for path in GROUPS} == {
-        "model", "task", "reward", "estimator", "rollout", "analysis", "trainer", "tracking",
+        "model", "task", "reward", "estimator", "objective", "rollout", "analysis", "trainer", "tracking",
     }  # fmt: skip
 
 

@@ -65,9 +65,28 @@ def test_steps_count_only_where_the_schedule_depends_on_them() -> None:
     assert identity(config(trainer__schedule="cosine", trainer__steps=7)) != identity(cosine)
 
 
+def test_the_plain_objective_leaves_the_identity_as_it_was_before_there_were_objectives() -> None:
+    assert identity(config()) == "794c278fbe64"
+    assert identity(config(objective__clip_low=0.1, objective__kl_place="reward")) == identity(config())
+
+
+def test_settings_of_an_objective_count_where_it_is_on() -> None:
+    for on, setting, other in (
+        ({"objective__ratio": "token"}, "objective__clip_high", 0.28),
+        ({"objective__kl_beta": 0.1}, "objective__kl_estimator", "k1"),
+        ({"objective__kl_beta": 0.1}, "objective__kl_place", "reward"),
+        ({"objective__resample": True}, "objective__resample_rounds", 3),
+    ):
+        assert len({identity(config()), identity(config(**on)), identity(config(**on, **{setting: other}))}) == 3
+    two = [config(), config(objective__ratio="token", objective__clip_high=0.28)]
+    sweep = [["objective=reinforce", "objective.clip_high=0.2"], ["objective=ppo_clip", "objective.clip_high=0.28"]]
+    assert display_names(two, sweep)[1] == "R=4 seed=0 objective=ppo_clip clip_high=0.28"
+
+
 def test_runs_at_equal_prompts_have_the_identity_of_before_there_were_budgets() -> None:
     one = config()
-    flat = {k: v for k, v in flatten(to_mapping(one)).items() if not is_irrelevant(k, one) and k != "budget"}
+    flat = {k: v for k, v in flatten(to_mapping(one)).items() if not is_irrelevant(k, one)}
+    flat = {k: v for k, v in flat.items() if k != "budget" and not k.startswith("objective.")}
     text = json.dumps(flat, sort_keys=True, separators=(",", ":")).replace(".0,", ",").replace(".0}", "}")
     assert "budget" not in text and identity(one) == hashlib.sha256(text.encode()).hexdigest()[:12]
     assert identity(config(budget_R=8)) == identity(one)

@@ -1,0 +1,93 @@
+"""The groups of a step: prompts, rollouts and rewards; drawn anew where only groups of different rewards are wanted."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field
+from itertools import islice
+
+import numpy as np
+
+from grpo_sweeps.engine.sampler import Rollout, row_seed, sample
+from grpo_sweeps.loop.setup import Setup
+from grpo_sweeps.rewards.parsing import verdict
+from grpo_sweeps.types import Problem, Verdict
+
+
+@dataclass(frozen=True)
+class Group:
+    """One prompt's rollouts with their rewards."""
+
+    problem: Problem
+    rollouts: list[Rollout]
+    verdicts: list[Verdict]
+    rewards: list[float]
+
+    @property
+    def mixed(self) -> bool:
+        return max(self.rewards) > min(self.rewards)
+
+
+@dataclass(frozen=True)
+class Drawn:
+    """The step's groups, and what it says of how they were found."""
+
+    groups: list[Group]
+    metrics: dict[str, float] = field(default_factory=dict)
+
+
+def draw(setup: Setup, step: int) -> Drawn:
+    """A group for each of the step's prompts.
+
+    With objective.resample (DAPO's dynamic sampling, arXiv 2503.14476): as many fresh prompts again and again, until
+    there are enough groups whose rewards differ, for `resample_rounds` times at most or until every training problem
+    was drawn; what is lacking then is filled up with the first groups of equal rewards. The rest is discarded.
+    """
+    objective, wanted = setup.config.objective, setup.config.groups
+    groups = _groups(setup, step, setup.problems(step))
+    if not objective.resample:
+        return Drawn(groups)
+    fresh, rounds = _fresh(setup, step, (group.problem for group in groups)), 0
+    while sum(group.mixed for group in groups) < wanted and rounds < objective.resample_rounds:
+        problems = list(islice(fresh, wanted))
+        if not problems:
+            break
+        groups += _groups(setup, step, problems)
+        rounds += 1
+    kept = [group for group in groups if group.mixed][:wanted]
+    kept += [group for group in groups if not group.mixed][: wanted - len(kept)]
+    discarded = (len(groups) - len(kept)) * setup.config.R
+    return Drawn(kept, {"resample/rounds": float(rounds), "resample/discarded_rollouts": float(discarded)})
+
+
+def _fresh(setup: Setup, step: int, seen: Iterable[Problem]) -> Iterator[Problem]:
+    """The other training problems in an order of the step's own: a function of (seed, step), as the step's prompts
+    are."""
+    ids = {problem.id for problem in seen}
+    train = setup.data.train
+    order = np.random.Generator(np.random.Philox(row_seed(setup.config.seed, "resample", step))).permutation(len(train))
+    return (train[i] for i in order if train[i].id not in ids)
+
+
+def _groups(setup: Setup, step: int, problems: list[Problem]) -> list[Group]:
+    """R rollouts for each problem, and their rewards."""
+    config, R = setup.config, setup.config.R
+    keys = [(config.seed, "train", step, p.id, r) for p in problems for r in range(R)]
+    prompts = [ids for ids in setup.policy.encode([setup.prompt(p) for p in problems]) for _ in range(R)]
+    rollouts = sample(setup.policy, prompts, [row_seed(*key) for key in keys], config.rollout, config.task.stop)
+    owners = [p for p in problems for _ in range(R)]
+    verdicts = [verdict(o.text, p.answer) for o, p in zip(rollouts, owners, strict=True)]
+    rewards = [
+        _number(setup.reward(o.text, p, row_seed("reward", *key)), config.reward.target)
+        for o, p, key in zip(rollouts, owners, keys, strict=True)
+    ]
+    cuts = [slice(start, start + R) for start in range(0, len(rollouts), R)]
+    return [Group(p, rollouts[c], verdicts[c], rewards[c]) for p, c in zip(problems, cuts, strict=True)]
+
+
+def _number(value: object, reward: str) -> float:
+    """Rewards and estimators may be a user's own: what they return is checked where it arrives."""
+    if not isinstance(value, int | float | np.number) or not math.isfinite(value):
+        raise ValueError(f"reward {reward} gave {value!r}: a finite number is needed")
+    return float(value)

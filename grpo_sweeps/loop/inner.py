@@ -1,0 +1,234 @@
+"""A step of several updates, or of another loss than the plain one: ratios, clipping, KL to the initial policy.
+
+    sample as ever; score every rollout once under the policy that sampled it, and under the reference
+    inner_updates times: for each of the minibatches (whole groups): backward of the loss, update
+    fit the learned value, where there is one
+
+The loss is `objective.surrogate` plus beta times the KL estimate, each token weighted by the aggregation's factor with
+the minibatch's normaliser. What is measured are rows of the loss: row i is the gradient of rollout i's own terms, so
+that the rows of a group add up to its gradient. Each group is measured once, in the first pass over the step's
+rollouts: those of the first minibatch at the policy that sampled, where the ratio is 1, the others after the updates
+before theirs. docs/objective.md has the equations.
+
+A group whose advantages are all zero has no gradient unless there is KL in the loss, and takes no part; one of which
+every token is clipped when it is its turn has none either, and counts as not measured.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+
+import torch
+from torch import Tensor
+
+from grpo_sweeps.engine.critic import Critic, credit
+from grpo_sweeps.engine.optim import learning_rate
+from grpo_sweeps.engine.sampler import Rollout
+from grpo_sweeps.estimators import row_weights
+from grpo_sweeps.loop.geometry import Update, apply_update
+from grpo_sweeps.loop.metrics import StepTimes, step_metrics
+from grpo_sweeps.loop.ratios import RatioTally
+from grpo_sweeps.loop.scoring import blocks, features, micro_batches, scored, spread, token_log_probs
+from grpo_sweeps.loop.setup import Setup
+from grpo_sweeps.loop.step import (
+    Measured,
+    Rated,
+    StepResult,
+    completions,
+    due,
+    measured_block,
+    read_block,
+    record,
+    rollouts_with_advantages,
+    training_step,
+    verify,
+)
+from grpo_sweeps.objective import kl, kl_slope, surrogate
+
+
+def take_step(setup: Setup, step: int) -> StepResult:
+    """One step of the run's objective. Raises as `training_step`."""
+    return training_step(setup, step) if setup.config.objective.on_policy else inner_step(setup, step)
+
+
+@dataclass(frozen=True)
+class Terms:
+    """What the loss of a step is made of, beside the policy.
+
+    cuts: the groups of each minibatch. factors_GR: the aggregation's factor of each row, within its minibatch.
+    old, reference: each rollout's log-probabilities (its length,) under the policy that sampled and under the
+    reference, by group; empty where the first backward gives the former, or there is no KL in the loss.
+    credit: with a critic each rollout's advantages by token (its length,), in the order of the rows; features and
+    returns are what it is fitted to.
+    """
+
+    rated: Rated
+    cuts: list[list[int]]
+    factors_GR: Tensor
+    old: dict[int, list[Tensor]] = field(default_factory=dict)
+    reference: dict[int, list[Tensor]] = field(default_factory=dict)
+    credit: list[Tensor] = field(default_factory=list)
+    features: list[Tensor] = field(default_factory=list)
+    returns: list[Tensor] = field(default_factory=list)
+
+
+def inner_step(setup: Setup, step: int) -> StepResult:
+    """Sample, reward, and update `inner_updates` x `minibatches` times. Raises as `training_step`."""
+    config, times, tally = setup.config, StepTimes(), RatioTally(setup.config.objective.ratio)
+    rated = rollouts_with_advantages(setup, step)
+    times.mark("sample")
+    terms = prepare_terms(setup, rated)
+    rated = terms.rated
+    times.mark("score")
+    if step == 0 and setup.gram is not None:
+        verify(setup, rated)
+    lr, updates = learning_rate(config.trainer, step), list[Update]()
+    measured: dict[int, Measured] = {}
+    for inner in range(config.objective.inner_updates):
+        measuring = inner == 0 and setup.gram is not None and due(step, config.analysis.every)
+        for groups in terms.cuts:
+            found = backward_of_loss(setup, terms, groups, tally, step, measuring)
+            measured |= found if inner == 0 else {}
+            times.mark("backward")
+            # what it does to the weights is measured of the first update, the one from the policy that sampled
+            updates.append(Update(setup.optimizer.step(lr)) if updates else apply_update(setup, step, lr))
+            times.mark("update")
+    of_critic: dict[str, float] = {}
+    if setup.critic is not None:
+        of_critic = setup.critic.fit(terms.features, terms.returns)
+        times.mark("critic")
+    records = [record(rated, measured, step, g, "loss") for g in range(len(rated.problems))]
+    at_sampling = {g: measured[g] for g in terms.cuts[0] if g in measured}
+    grad_norm = sum(update.grad_norm for update in updates) / len(updates)
+    metrics = step_metrics(records, rated.rollouts, at_sampling, grad_norm, lr, times, config.analysis.scores)
+    metrics |= rated.metrics | tally.metrics() | of_critic | updates[0].metrics
+    return StepResult(metrics, records, completions(setup, rated, step), updates[0].records)
+
+
+def prepare_terms(setup: Setup, rated: Rated) -> Terms:
+    """Cut the groups into minibatches, weigh their rows, score the rollouts under the policy that sampled."""
+    config, G = setup.config, len(rated.problems)
+    size = G // config.objective.minibatches
+    cuts = [list(range(start, start + size)) for start in range(0, G, size)]
+    lengths_GR = torch.tensor([o.length for o in rated.rollouts]).view_as(rated.rewards_GR)
+    ones_GR = torch.ones_like(rated.advantages_GR)
+    factors_GR = torch.cat([
+        row_weights(ones_GR[cut], lengths_GR[cut], config.aggregation, config.rollout.max_new_tokens) for cut in cuts
+    ])  # fmt: skip
+    terms = Terms(replace(rated, weights_GR=rated.advantages_GR * factors_GR), cuts, factors_GR)
+    if setup.critic is not None:
+        terms = _with_credit(setup, setup.critic, terms)
+    if config.objective.updates > 1:
+        terms = replace(terms, old=_scored_groups(setup, terms))
+    if config.objective.kl_in_loss:
+        terms = replace(terms, reference=_scored_groups(setup, terms, reference=True))
+    return terms
+
+
+def _with_credit(setup: Setup, critic: Critic, terms: Terms) -> Terms:
+    """Each token's own advantage, from the critic's values. The record's advantage of a rollout is its tokens' mean."""
+    objective, rated = setup.config.objective, terms.rated
+    found = features(setup, rated.rollouts)
+    values = critic.values(found)
+    by_token = credit(rated.advantages_GR.flatten(), values, objective.gae_gamma, objective.gae_lambda)
+    returns = [A_T + v_T for A_T, v_T in zip(by_token, values, strict=True)]
+    means_GR = torch.stack([A_T.mean() for A_T in by_token]).view_as(rated.advantages_GR)
+    rated = replace(rated, advantages_GR=means_GR, weights_GR=means_GR * terms.factors_GR)
+    return replace(terms, rated=rated, credit=by_token, features=found, returns=returns)
+
+
+def _scored_groups(setup: Setup, terms: Terms, reference: bool = False) -> dict[int, list[Tensor]]:
+    """Log-probabilities of the groups that take part, cut as `backward_of_loss` cuts them: without an update in between
+    it finds the same numbers, and ratios of exactly 1."""
+    found: dict[int, list[Tensor]] = {}
+    R = setup.config.R
+    for cut in terms.cuts:
+        for groups in blocks(setup, taking_part(setup, terms, cut)):
+            rollouts = terms.rated.rollouts_of(groups)
+            if reference:
+                assert setup.reference is not None
+                with setup.reference.opened() as model:
+                    values = scored(setup, rollouts, model)
+            else:
+                values = scored(setup, rollouts)
+            found |= {g: values[j * R : (j + 1) * R] for j, g in enumerate(groups)}
+    return found
+
+
+def taking_part(setup: Setup, terms: Terms, groups: Sequence[int]) -> list[int]:
+    """Those of the groups that have a gradient."""
+    everything = setup.config.objective.kl_in_loss
+    if terms.credit:
+        return [g for g in groups if everything or any(bool(A_T.any()) for A_T in terms.credit[terms.rated.rows(g)])]
+    return [g for g in groups if everything or bool((terms.rated.weights_GR[g] != 0).any())]
+
+
+def backward_of_loss(
+    setup: Setup, terms: Terms, groups: list[int], tally: RatioTally, step: int, measuring: bool
+) -> dict[int, Measured]:
+    """Add the gradient of the minibatch's loss to .grad, micro-batch by micro-batch; measure its groups where asked.
+
+    Returns:
+        For each group that took part its `Measured`.
+    """
+    found: dict[int, Measured] = {}
+    for block in blocks(setup, taking_part(setup, terms, groups)):
+        rows = LossRows(setup, terms, block, tally)
+        if measuring:
+            check = len(block) == 1 or due(step, setup.config.analysis.check_every)
+            m, _ = measured_block(setup, torch.ones(len(rows.rollouts), dtype=torch.float64), rows, check)
+            parts = read_block(setup, m, rows.sums())
+        else:
+            for part in micro_batches(setup, len(rows.rollouts)):
+                rows(part).sum().backward()
+            parts = [Measured(sums_R) for sums_R in rows.sums().double().cpu().view(len(block), -1).numpy()]
+        found |= {g: _without_empty(part) for g, part in zip(block, parts, strict=True)}
+    return found
+
+
+def _without_empty(part: Measured) -> Measured:
+    """A Gram of zeros is that of a group without a gradient."""
+    return part if part.gram is None or part.gram.any() else replace(part, gram=None, gram_by=None, floor=0.0)
+
+
+class LossRows:
+    """The losses of some groups' rollouts: `rows(slice)` is (B,), to be differentiated, each from its own row alone.
+
+    Its value is -sum_t c_t log pi_t with the detached coefficients c, and not the loss itself; its gradient is the
+    loss's.
+    """
+
+    def __init__(self, setup: Setup, terms: Terms, groups: list[int], tally: RatioTally) -> None:
+        self.setup, self.tally = setup, tally
+        self.rollouts: list[Rollout] = terms.rated.rollouts_of(groups)
+        self.advantages_B = terms.rated.advantages_GR[groups].flatten()
+        self.factors_B = terms.factors_GR[groups].flatten()
+        self.credit = [A_T for g in groups for A_T in terms.credit[terms.rated.rows(g)]]
+        self.old = [values_T for g in groups for values_T in terms.old.get(g, ())]
+        self.reference = [values_T for g in groups for values_T in terms.reference.get(g, ())]
+        self._sums: list[Tensor] = []
+
+    def __call__(self, rows: slice) -> Tensor:
+        objective = self.setup.config.objective
+        logp_BT, mask_BT = token_log_probs(self.setup, self.rollouts[rows])
+        now_BT = logp_BT.detach()
+        old_BT = spread(self.old[rows], mask_BT) if self.old else now_BT
+        advantages_B, factors_B = (t[rows].to(logp_BT.device) for t in (self.advantages_B, self.factors_B))
+        advantages = (
+            spread([A_T.to(mask_BT.device) for A_T in self.credit[rows]], mask_BT) if self.credit else advantages_B
+        )
+        clipping = objective.ratio, objective.clip_low, objective.clip_high
+        found = surrogate(now_BT, old_BT, advantages, factors_B, mask_BT, *clipping)
+        coefficients_BT, k_BT = found.coefficients_BT, None
+        if self.reference:
+            to_reference = (now_BT, spread(self.reference[rows], mask_BT), mask_BT, objective.kl_estimator)
+            k_BT = kl(*to_reference)
+            coefficients_BT = coefficients_BT - objective.kl_beta * factors_B[:, None] * kl_slope(*to_reference)
+        self.tally.add(found, mask_BT, k_BT)
+        self._sums.append(now_BT.sum(dim=1))
+        return -(coefficients_BT.to(logp_BT.dtype) * logp_BT).sum(dim=1)
+
+    def sums(self) -> Tensor:
+        """Log-probability of each rollout, of the rows that were called."""
+        return torch.cat(self._sums)

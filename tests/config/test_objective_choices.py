@@ -1,0 +1,78 @@
+"""What a choice of objective brings along, and that its page says so."""
+
+from __future__ import annotations
+
+import re
+import shlex
+from pathlib import Path
+
+import pytest
+from hydra import compose, initialize_config_dir
+
+from grpo_sweeps.config import ObjectiveConfig, RunConfig
+from grpo_sweeps.config_checks import check
+from grpo_sweeps.config_objective import KL_ESTIMATORS, RATIOS
+from grpo_sweeps.config_schema import register
+from grpo_sweeps.sweep.paths import conf_dir
+from grpo_sweeps.types import ConfigError
+
+ROOT = Path(__file__).resolve().parents[2]
+PAGE = (ROOT / "docs" / "objective.md").read_text(encoding="utf-8")
+COMMANDS = re.findall(r"^python -m grpo_sweeps.run (.*)$", PAGE, flags=re.MULTILINE)
+CHOICES = sorted(path.stem for path in (ROOT / "conf" / "objective").glob("*.yaml"))
+
+
+def composed(*overrides: str) -> RunConfig:
+    register()
+    with initialize_config_dir(str(conf_dir()), version_base="1.3"):
+        config = RunConfig.from_composed(compose("config", overrides=list(overrides)))
+    check(config)
+    return config
+
+
+def test_the_default_is_one_plain_update() -> None:
+    assert composed().objective == ObjectiveConfig() == composed("objective=reinforce").objective
+    assert ObjectiveConfig().on_policy
+
+
+@pytest.mark.parametrize("name", CHOICES)
+def test_a_choice_is_what_the_page_says(name: str) -> None:
+    (line,) = [line for line in PAGE.splitlines() if line.startswith(f"| `{name}` |")]
+    ratio, updates, kl = (cell.strip() for cell in line.split("|")[2:5])
+    config = composed(f"objective={name}")
+    assert (config.objective.ratio, str(config.objective.updates), kl) == (ratio, updates, "none")
+    assert config.objective.kl_beta == 0
+    assert config.aggregation == ("length" if name == "gspo" else "sum")
+
+
+def test_ppo_chooses_its_estimator_where_the_command_does_not() -> None:
+    assert composed("objective=ppo").estimator.target.endswith(".reinforce")
+    with pytest.raises(ConfigError, match="estimator=reinforce is needed"):
+        composed("objective=ppo", "estimator=rloo")
+
+
+def test_the_aggregation_of_gspo_can_be_overridden_and_wins_over_the_estimator_s() -> None:
+    assert composed("objective=gspo", "aggregation=sum").aggregation == "sum"
+    assert composed("objective=gspo", "estimator=dapo").aggregation == "length"
+
+
+def test_the_page_names_every_key_and_value() -> None:
+    for key in ObjectiveConfig.__dataclass_fields__:
+        assert f"`objective.{key}`" in PAGE, key
+    assert all(value in PAGE for value in (*RATIOS, *KL_ESTIMATORS))
+
+
+def test_the_lists_of_the_checks_are_those_of_the_functions() -> None:
+    from grpo_sweeps import objective
+
+    assert objective.RATIOS == RATIOS and objective.KL_ESTIMATORS == KL_ESTIMATORS
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_commands_of_the_page_compose(command: str) -> None:
+    words = [word for word in shlex.split(command) if word != "-m"]
+    axes = [word.split("=", 1) for word in words]
+    for key, values in axes:
+        for value in values.split(","):
+            config = composed(*(f"{k}={value if k == key else v.split(',')[0]}" for k, v in axes))
+            assert config.R in (2, 4, 8)
