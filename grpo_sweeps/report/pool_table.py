@@ -58,7 +58,7 @@ class PoolStudy:
 
 
 def pool_studies(sweep: Sweep, sizes: list[BestSize]) -> list[PoolStudy]:
-    """One for each arm of runs with `trainer.lr=0`, plain steps and R of 6 or more that has pools; sizes: `best_sizes`'."""
+    """One for each arm and R of 6 or more of plain steps with `trainer.lr=0` that has pools; sizes: `best_sizes`'."""
     found = []
     for one in sizes:
         runs = sweep.runs.loc[(sweep.runs["arm"] == one.arm) & (sweep.runs["R"] == one.R), "run"]
