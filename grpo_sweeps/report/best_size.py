@@ -15,7 +15,9 @@ measured. Intervals: 95%, steps drawn with replacement. The policy moves: all va
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -91,6 +93,9 @@ def best_size(sweep: Sweep, arm: str, R: int) -> BestSize:
     aggregations = set(sweep.runs.loc[sweep.runs["arm"] == arm, "aggregation"])
     if kind not in KINDS or aggregations != {"sum"} or R < 2:
         return BestSize(arm, R, kind, reason="needed are estimator=grpo or rloo, aggregation=sum and R of 2 or more")
+    if not all(plain_step(sweep.configs[str(run)]) for run in sweep.runs.loc[sweep.runs["arm"] == arm, "run"]):
+        reason = "a step's gradient is not the mean of its groups' alone, or its groups were chosen by their rewards"
+        return BestSize(arm, R, kind, reason=f"{reason}: objective=reinforce without resampling is needed")
     steps, left_out = step_sums(sweep, arm, R, kind)
     if not len(steps):
         reason = "no step has two groups or more, all its mixed ones measured with their scores, and grad_norm"
@@ -104,6 +109,20 @@ def best_size(sweep: Sweep, arm: str, R: int) -> BestSize:
         draws = _quantities(drawn(T) @ sums_TK, names, R, B)
     found = BestSize(arm, R, kind, T, int(steps["groups"].sum()), B, left_out, values, draws)
     return replace(found, reason=_reason(found))
+
+
+def plain_step(config: Mapping[str, Any]) -> bool:
+    """Is `grad_norm` that of sum_i w_i log pi(o_i) alone, in one update, over prompts drawn whatever their rewards?
+
+    A configuration without an `objective` says yes. A KL taken off the rewards is part of these.
+    """
+    objective = config.get("objective")
+    if not isinstance(objective, Mapping):
+        return True
+    several = objective.get("inner_updates", 1) != 1 or objective.get("minibatches", 1) != 1
+    in_loss = bool(objective.get("kl_beta", 0)) and objective.get("kl_place", "loss") == "loss"
+    other = objective.get("ratio", "none") != "none" or bool(objective.get("critic")) or bool(objective.get("resample"))
+    return not (several or in_loss or other)
 
 
 def step_sums(sweep: Sweep, arm: str, R: int, kind: str) -> tuple[pd.DataFrame, int]:

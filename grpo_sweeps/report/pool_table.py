@@ -7,13 +7,15 @@ Intervals: of the shares, spectra and errors against a prompt's own gradient 95%
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import pandas as pd
 
 from grpo_sweeps.intervals import Clusters, Interval, mean_over
-from grpo_sweeps.report.best_size import KINDS, MIN_STEPS, BestSize, drawn, levels, step_sums
+from grpo_sweeps.report.best_size import KINDS, MIN_STEPS, BestSize, drawn, levels, plain_step, step_sums
 from grpo_sweeps.report.finding import records_of
 from grpo_sweeps.report.pool import (
     ESTIMATORS,
@@ -56,21 +58,21 @@ class PoolStudy:
 
 
 def pool_studies(sweep: Sweep, sizes: list[BestSize]) -> list[PoolStudy]:
-    """One for each arm of runs with `trainer.lr=0` and R of 6 or more that has pools; sizes: `best_sizes`'."""
+    """One for each arm and R of 6 or more of plain steps with `trainer.lr=0` that has pools; sizes: `best_sizes`'."""
     found = []
     for one in sizes:
         runs = sweep.runs.loc[(sweep.runs["arm"] == one.arm) & (sweep.runs["R"] == one.R), "run"]
-        if one.R >= LEAST_POOL and all(_fixed(sweep, str(run)) for run in runs):
+        if one.R >= LEAST_POOL and all(_fixed(sweep.configs[str(run)]) for run in runs):
             groups = usable_pools(records_of(sweep, one.arm, one.R))
             if len(groups):
                 found.append(pool_study(sweep, groups, one))
     return found
 
 
-def _fixed(sweep: Sweep, run: str) -> bool:
-    trainer = sweep.configs[run].get("trainer")
+def _fixed(config: Mapping[str, Any]) -> bool:
+    trainer = config.get("trainer")
     rate = trainer.get("lr") if isinstance(trainer, dict) else None
-    return isinstance(rate, int | float) and rate == 0
+    return isinstance(rate, int | float) and rate == 0 and plain_step(config)
 
 
 def usable_pools(groups: pd.DataFrame) -> pd.DataFrame:
