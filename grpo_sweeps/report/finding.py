@@ -78,10 +78,20 @@ def figures(*values: float) -> str:
     """Numbers of any size with three digits; the first alone, or with its two ends.
 
     >>> figures(1234.5, 0.00123, 2e9), figures(0.5)
-    ('1.23e+03 [0.00123, 2e+09]', '0.5')
+    ('1,230 [0.00123, 2e+09]', '0.5')
     """
-    first, *ends = (f"{value:.3g}" if math.isfinite(value) else "–" for value in values)
+    first, *ends = (three_digits(value) if math.isfinite(value) else "–" for value in values)
     return f"{first} [{', '.join(ends)}]" if ends and np.isfinite(values).all() else first
+
+
+def three_digits(value: float) -> str:
+    """Powers of ten from a million on only.
+
+    >>> three_digits(999.6), three_digits(-45678.0), three_digits(1e6)
+    ('1,000', '-45,700', '1e+06')
+    """
+    text = f"{value:.3g}"
+    return f"{float(text):,.0f}" if "e+" in text and abs(value) < 1e6 else text
 
 
 def of(interval: Interval) -> str:
