@@ -88,6 +88,8 @@ class ObjectiveConfig:
     critic_updates: int = 4  # of the value head, a step
     gae_gamma: float = 1.0
     gae_lambda: float = 0.95
+    continuations: int = 0  # fresh ones of each valued prefix, for credit by token; 0 = off
+    value_every: int = 0  # tokens between valued prefixes; 0 = the prompt alone
 
     @property
     def updates(self) -> int:
@@ -105,7 +107,8 @@ class ObjectiveConfig:
     @property
     def on_policy(self) -> bool:
         """Is the loss -sum_i w_i log pi(o_i) and nothing else, with one update? Then the rows are scores times w."""
-        return self.ratio == "none" and self.updates == 1 and not self.kl_in_loss and not self.critic
+        plain = self.ratio == "none" and self.updates == 1 and not self.kl_in_loss
+        return plain and not self.critic and not self.continuations
 
 
 @dataclass(frozen=True)

@@ -79,17 +79,6 @@ def mean_and_noise(rewards_XM: Array) -> tuple[Array, Array]:
     return rewards_XM.mean(axis=1), rewards_XM.var(axis=1, ddof=1) / rewards_XM.shape[1]
 
 
-def edges_of(length: int, every: int) -> list[int]:
-    """The edges of a rollout of `length` tokens: 0, every `every` tokens, the end.
-
-    Whether a segment ends is seen from the tokens before, so that credits stay martingale differences.
-
-    >>> edges_of(5, 2)
-    [0, 2, 4, 5]
-    """
-    return [*range(0, length, every), length]
-
-
 def squared_surprise(rewards_PM: Array) -> Array:
     """Unbiased for (r - v(s_0))^2 of each of M completions of a prompt, (P, M): with the mean and the sample variance
     of the other M - 1, (r - mean)^2 - s^2 / (M - 1). Its mean over the completions is the sample variance of all M.

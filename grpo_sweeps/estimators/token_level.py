@@ -1,7 +1,8 @@
 """Credit for each token: pure functions (G, R, T) -> (G, R, T), for policies with values or rewards along the way.
 
 The gradient they belong to is sum_t A_t grad log pi(a_t | s_t), so that they give rows of the loss, not row weights on
-scores: the exact policy takes them (`exact.Enumeration.contribution`), the training loop `gae` (objective.critic).
+scores: the exact policy takes them (`exact.Enumeration.contribution`), the training loop `gae` (objective.critic) and
+`vine`, by segments (objective.continuations).
 
 Shapes: G groups, R rollouts, T tokens (or turns); `mask_GRT` is True on a rollout's tokens, which come first.
 """

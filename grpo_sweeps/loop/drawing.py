@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import islice
 
@@ -12,7 +12,7 @@ import numpy as np
 from grpo_sweeps.engine.sampler import Rollout, row_seed, sample
 from grpo_sweeps.loop.setup import Setup
 from grpo_sweeps.rewards.parsing import verdict
-from grpo_sweeps.types import Problem, Verdict
+from grpo_sweeps.types import ConfigError, Problem, Verdict
 
 
 @dataclass(frozen=True)
@@ -78,16 +78,18 @@ def _groups(setup: Setup, step: int, problems: list[Problem]) -> list[Group]:
     rollouts = sample(setup.policy, prompts, [row_seed(*key) for key in keys], config.rollout, config.task.stop)
     owners = [p for p in problems for _ in range(R)]
     verdicts = [verdict(o.text, p.answer) for o, p in zip(rollouts, owners, strict=True)]
-    rewards = [
-        _number(setup.reward(o.text, p, row_seed("reward", *key)), config.reward.target)
-        for o, p, key in zip(rollouts, owners, keys, strict=True)
-    ]
+    rewards = [reward_of(setup, o.text, p, key) for o, p, key in zip(rollouts, owners, keys, strict=True)]
     cuts = [slice(start, start + R) for start in range(0, len(rollouts), R)]
     return [Group(p, rollouts[c], verdicts[c], rewards[c]) for p, c in zip(problems, cuts, strict=True)]
 
 
-def _number(value: object, reward: str) -> float:
-    """Rewards and estimators may be a user's own: what they return is checked where it arrives."""
-    if not isinstance(value, int | float | np.number) or not math.isfinite(value):
-        raise ValueError(f"reward {reward} gave {value!r}: a finite number is needed")
-    return float(value)
+def reward_of(setup: Setup, text: str, problem: Problem, key: Sequence[int | str]) -> float:
+    """The run's reward of a completion; `key` is what its random numbers belong to.
+
+    Rewards may be a user's own: what they return is checked where it arrives. Raises ConfigError where that is no
+    finite number.
+    """
+    reward = setup.reward(text, problem, row_seed("reward", *key))
+    if not isinstance(reward, int | float | np.number) or not math.isfinite(reward):
+        raise ConfigError(f"reward {setup.config.reward.target} gave {reward!r}: a finite number is needed")
+    return float(reward)

@@ -1,6 +1,7 @@
 """A step of several updates, or of another loss than the plain one: ratios, clipping, KL to the initial policy.
 
-    sample as ever; score every rollout once under the policy that sampled it, and under the reference
+    sample as ever; value the prefixes, where that is done by continuations
+    score every rollout once under the policy that sampled it, and under the reference
     inner_updates times: for each of the minibatches (whole groups): backward of the loss, update
     fit the learned value, where there is one
 
@@ -26,6 +27,7 @@ from grpo_sweeps.engine.critic import Critic, credit
 from grpo_sweeps.engine.optim import learning_rate
 from grpo_sweeps.engine.sampler import Rollout
 from grpo_sweeps.estimators import row_weights
+from grpo_sweeps.loop.continuations import step_credit
 from grpo_sweeps.loop.geometry import Update, apply_update
 from grpo_sweeps.loop.metrics import StepTimes, step_metrics
 from grpo_sweeps.loop.ratios import RatioTally
@@ -59,8 +61,8 @@ class Terms:
     cuts: the groups of each minibatch. factors_GR: the aggregation's factor of each row, within its minibatch.
     old, reference: each rollout's log-probabilities (its length,) under the policy that sampled and under the
     reference, by group; empty where the first backward gives the former, or there is no KL in the loss.
-    credit: with a critic each rollout's advantages by token (its length,), in the order of the rows; features and
-    returns are what it is fitted to.
+    credit: with values along the way each rollout's advantages by token (its length,), in the order of the rows;
+    features and returns are what a critic is fitted to.
     """
 
     rated: Rated
@@ -78,7 +80,10 @@ def inner_step(setup: Setup, step: int) -> StepResult:
     config, times, tally = setup.config, StepTimes(), RatioTally(setup.config.objective.ratio)
     rated = rollouts_with_advantages(setup, step)
     times.mark("sample")
-    terms = prepare_terms(setup, rated)
+    valued = step_credit(setup, rated.problems, rated.rollouts, rated.advantages_GR.flatten(), step)
+    if valued.by_token:
+        times.mark("continuations")
+    terms = prepare_terms(setup, rated, valued.by_token)
     rated = terms.rated
     times.mark("score")
     if step == 0 and setup.gram is not None:
@@ -102,12 +107,15 @@ def inner_step(setup: Setup, step: int) -> StepResult:
     at_sampling = {g: measured[g] for g in terms.cuts[0] if g in measured}
     grad_norm = sum(update.grad_norm for update in updates) / len(updates)
     metrics = step_metrics(records, rated.rollouts, at_sampling, grad_norm, lr, times, config.analysis.scores)
-    metrics |= rated.metrics | tally.metrics() | of_critic | updates[0].metrics
+    metrics |= rated.metrics | valued.metrics | tally.metrics() | of_critic | updates[0].metrics
     return StepResult(metrics, records, completions(setup, rated, step), updates[0].records)
 
 
-def prepare_terms(setup: Setup, rated: Rated) -> Terms:
-    """Cut the groups into minibatches, weigh their rows, score the rollouts under the policy that sampled."""
+def prepare_terms(setup: Setup, rated: Rated, by_token: Sequence[Tensor] = ()) -> Terms:
+    """Cut the groups into minibatches, weigh their rows, score the rollouts under the policy that sampled.
+
+    by_token: each rollout's advantages where continuations gave them.
+    """
     config, G = setup.config, len(rated.problems)
     size = G // config.objective.minibatches
     cuts = [list(range(start, start + size)) for start in range(0, G, size)]
@@ -117,8 +125,10 @@ def prepare_terms(setup: Setup, rated: Rated) -> Terms:
         row_weights(ones_GR[cut], lengths_GR[cut], config.aggregation, config.rollout.max_new_tokens) for cut in cuts
     ])  # fmt: skip
     terms = Terms(replace(rated, weights_GR=rated.advantages_GR * factors_GR), cuts, factors_GR)
+    if by_token:
+        terms = _credited(terms, by_token)
     if setup.critic is not None:
-        terms = _with_credit(setup, setup.critic, terms)
+        terms = _with_values(setup, setup.critic, terms)
     if config.objective.updates > 1:
         terms = replace(terms, old=_scored_groups(setup, terms))
     if config.objective.kl_in_loss:
@@ -126,16 +136,22 @@ def prepare_terms(setup: Setup, rated: Rated) -> Terms:
     return terms
 
 
-def _with_credit(setup: Setup, critic: Critic, terms: Terms) -> Terms:
-    """Each token's own advantage, from the critic's values. The record's advantage of a rollout is its tokens' mean."""
+def _with_values(setup: Setup, critic: Critic, terms: Terms) -> Terms:
+    """Each token's own advantage, from the critic's values."""
     objective, rated = setup.config.objective, terms.rated
     found = features(setup, rated.rollouts)
     values = critic.values(found)
     by_token = credit(rated.advantages_GR.flatten(), values, objective.gae_gamma, objective.gae_lambda)
     returns = [A_T + v_T for A_T, v_T in zip(by_token, values, strict=True)]
+    return replace(_credited(terms, by_token), features=found, returns=returns)
+
+
+def _credited(terms: Terms, by_token: Sequence[Tensor]) -> Terms:
+    """The record's advantage of a rollout is its tokens' mean."""
+    rated = terms.rated
     means_GR = torch.stack([A_T.mean() for A_T in by_token]).view_as(rated.advantages_GR)
     rated = replace(rated, advantages_GR=means_GR, weights_GR=means_GR * terms.factors_GR)
-    return replace(terms, rated=rated, credit=by_token, features=found, returns=returns)
+    return replace(terms, rated=rated, credit=list(by_token))
 
 
 def _scored_groups(setup: Setup, terms: Terms, reference: bool = False) -> dict[int, list[Tensor]]:

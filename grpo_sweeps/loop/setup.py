@@ -31,7 +31,8 @@ class Precision:
 
 @dataclass
 class Tally:
-    """Rollouts that were drawn and thrown away so far (objective.resample); kept in checkpoints."""
+    """Rollouts so far that were drawn and not trained on, discarded (objective.resample) or continuations of a prefix
+    (objective.continuations); kept in checkpoints."""
 
     discarded: int = 0
 

@@ -14,6 +14,8 @@ from grpo_sweeps.loop.setup import Setup, prepare
 from grpo_sweeps.loop.watch import Stopped, Watch
 from grpo_sweeps.tracking.local import LocalRecord
 
+NOT_TRAINED_ON = ("resample/discarded_rollouts", "value/continuations")  # what a step draws beside its own rollouts
+
 
 def train(config: RunConfig, run_dir: Path, watch: Watch | None = None, name: str = "") -> None:
     """Train to `config.trainer.steps` updates and leave the local record in `run_dir`.
@@ -47,7 +49,7 @@ def train(config: RunConfig, run_dir: Path, watch: Watch | None = None, name: st
                     _evaluate(setup, record, progress, watch, step)
                 before = _rollouts_before(setup, step)
                 result = take_step(setup, step)
-                setup.tally.discarded += int(result.metrics.get("resample/discarded_rollouts", 0))
+                setup.tally.discarded += sum(int(result.metrics.get(name, 0)) for name in NOT_TRAINED_ON)
                 watch.guard()
                 record.log_groups(result.groups)
                 record.log_completions(result.completions)
@@ -65,8 +67,8 @@ def train(config: RunConfig, run_dir: Path, watch: Watch | None = None, name: st
 
 
 def _rollouts_before(setup: Setup, step: int) -> float:
-    """Rollouts drawn for training before `step`, discarded ones too: what an evaluation before that step has behind
-    it."""
+    """Rollouts drawn for training before `step`, discarded ones and continuations too: what an evaluation before that
+    step has behind it."""
     return float(step * setup.config.groups * setup.config.R + setup.tally.discarded)
 
 
@@ -78,5 +80,5 @@ def _evaluation_due(config: RunConfig, step: int) -> bool:
 def _evaluate(setup: Setup, record: LocalRecord, progress: RunProgress, watch: Watch, step: int) -> None:
     metrics, records = evaluate(setup, step, watch.check)
     record.log_evals(records)
-    record.log_metrics(step, metrics)
+    record.log_metrics(step, {**metrics, "rollouts": _rollouts_before(setup, step)})
     progress.evaluated(step, metrics)

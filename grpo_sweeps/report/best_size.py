@@ -121,7 +121,7 @@ def plain_step(config: Mapping[str, Any]) -> bool:
         return True
     several = objective.get("inner_updates", 1) != 1 or objective.get("minibatches", 1) != 1
     in_loss = bool(objective.get("kl_beta", 0)) and objective.get("kl_place", "loss") == "loss"
-    other = objective.get("ratio", "none") != "none" or bool(objective.get("critic")) or bool(objective.get("resample"))
+    other = objective.get("ratio", "none") != "none" or any(map(objective.get, ("critic", "continuations", "resample")))
     return not (several or in_loss or other)
 
 

@@ -217,8 +217,8 @@ def by_step(sweep: Sweep, arm: str, R: int, column: str, windows: int) -> pd.Dat
 def accuracy_by_step(sweep: Sweep, arm: str, R: int) -> pd.DataFrame:
     """Held-out accuracy at each evaluation with intervals: step, rollouts (used in training by then), mean, low, high.
 
-    Sampled as in training where there are samples, else greedy. `rollouts` is steps x prompts x R
-    from the configuration, or else the record's own count.
+    Sampled as in training where there are samples, else greedy. `rollouts` is the record's own count, which knows of
+    those that were drawn and not trained on, or else steps x prompts x R from the configuration.
     """
     evals = scored_evals(sweep)
     evals = evals[(evals["arm"] == arm) & (evals["R"] == R)]
@@ -233,10 +233,9 @@ def accuracy_by_step(sweep: Sweep, arm: str, R: int) -> pd.DataFrame:
 
 
 def _rollouts(sweep: Sweep, run: str, step: int, R: int, prompts: object) -> float:
-    if prompts is not None:
-        return float(step * R * float(str(prompts)))
     m = sweep.metrics
-    if "rollouts" not in m:
-        return float("nan")
-    value = m.loc[(m["run"] == run) & (m["step"] == step), "rollouts"].dropna()
-    return float(value.iloc[-1]) if len(value) else float("nan")
+    if "rollouts" in m:
+        value = m.loc[(m["run"] == run) & (m["step"] == step), "rollouts"].dropna()
+        if len(value):
+            return float(value.iloc[-1])
+    return float("nan") if prompts is None else float(step * R * float(str(prompts)))

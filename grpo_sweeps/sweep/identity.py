@@ -23,7 +23,7 @@ IRRELEVANT = (
     "analysis.keep_completions_every", "analysis.check_every", "analysis.scores", "analysis.update_every",
 )  # fmt: skip
 # Keys that came later, at the value that means what was meant without them: such runs keep their identity.
-ADDED = {"budget": "prompts"}
+ADDED = {"budget": "prompts", "objective.continuations": 0}
 
 # Settings of what may be switched off: they count where it is on.
 SETTINGS_OF: dict[str, Callable[[ObjectiveConfig], bool]] = {
@@ -36,6 +36,7 @@ SETTINGS_OF: dict[str, Callable[[ObjectiveConfig], bool]] = {
     "objective.critic_updates": lambda objective: objective.critic,
     "objective.gae_gamma": lambda objective: objective.critic,
     "objective.gae_lambda": lambda objective: objective.critic,
+    "objective.value_every": lambda objective: objective.continuations > 0,
 }
 
 

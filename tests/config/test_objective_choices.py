@@ -45,10 +45,20 @@ def test_a_choice_is_what_the_page_says(name: str) -> None:
     assert config.aggregation == ("length" if name == "gspo" else "sum")
 
 
-def test_ppo_chooses_its_estimator_where_the_command_does_not() -> None:
-    assert composed("objective=ppo").estimator.target.endswith(".reinforce")
+@pytest.mark.parametrize("name", ["ppo", "vine", "oracle"])
+def test_values_choose_their_estimator_where_the_command_does_not(name: str) -> None:
+    assert composed(f"objective={name}").estimator.target.endswith(".reinforce")
     with pytest.raises(ConfigError, match="estimator=reinforce is needed"):
-        composed("objective=ppo", "estimator=rloo")
+        composed(f"objective={name}", "estimator=rloo")
+
+
+def test_values_have_one_source_each() -> None:
+    ppo, vine, oracle = (composed(f"objective={name}").objective for name in ("ppo", "vine", "oracle"))
+    assert ppo.critic and not ppo.continuations
+    assert not vine.critic and vine.continuations and vine.value_every
+    assert not oracle.critic and oracle.continuations and not oracle.value_every and not oracle.on_policy
+    reward = composed("objective=oracle", "objective.kl_beta=0.1", "objective.kl_place=reward").objective
+    assert reward.kl_in_reward, "of whole rollouts the KL in the reward is the rollout's own"
 
 
 def test_the_aggregation_of_gspo_can_be_overridden_and_wins_over_the_estimator_s() -> None:

@@ -7,9 +7,10 @@ from itertools import product
 import numpy as np
 import pytest
 
-from grpo_sweeps.credit.values import Starts, Values, edges_of, mean_and_noise, squared_surprise
+from grpo_sweeps.credit.values import Starts, Values, mean_and_noise, squared_surprise
 from grpo_sweeps.estimators.token_level import vine
 from grpo_sweeps.exact import Enumeration
+from grpo_sweeps.loop.continuations import edges_of
 from grpo_sweeps.science import credit
 from tests.unit.credit.exact_values import ahead_of, drawn, noise_term, tokens_of
 
@@ -117,8 +118,3 @@ def test_starts_need_no_prefixes(e: Enumeration) -> None:
     found_P = (squared_surprise(starts.rewards_PM) / starts.segments_PM).mean(axis=1)
     truth = float(e.p_N @ ((e.rewards_N - e.J).square() / e.lengths_N))
     assert abs(found_P.mean() - truth) < SIGMAS * found_P.std(ddof=1) / P**0.5
-
-
-def test_edges() -> None:
-    assert edges_of(1, 1) == [0, 1] and edges_of(4, 2) == [0, 2, 4]
-    assert edges_of(3, 10) == [0, 3] and edges_of(7, 3) == [0, 3, 6, 7]

@@ -68,6 +68,10 @@ OBJECTIVES = {
     "ppo": ObjectiveConfig(ratio="token", inner_updates=2, minibatches=2, kl_beta=0.1, resample=True),
     "gspo": ObjectiveConfig(ratio="sequence", clip_low=1e-2, clip_high=1e-2, minibatches=4),
     "critic": ObjectiveConfig(ratio="token", inner_updates=2, critic=True),
+    "vine": ObjectiveConfig(
+        ratio="token", inner_updates=2, minibatches=2, continuations=3, value_every=3, resample=True
+    ),
+    "oracle": ObjectiveConfig(continuations=2),
     "reward": ObjectiveConfig(kl_beta=0.1, kl_place="reward", kl_estimator="k1", resample=True),
 }
 
@@ -91,7 +95,8 @@ def record(folder: Path) -> dict[str, Any]:
 def test_a_resumed_run_equals_the_uninterrupted_one(
     make_config: MakeConfig, tmp_path: Path, name: str, stop_after: int
 ) -> None:
-    estimator = "grpo_sweeps.estimators." + ("reinforce.reinforce" if OBJECTIVES[name].critic else "group.grpo")
+    values = OBJECTIVES[name].critic or OBJECTIVES[name].continuations
+    estimator = "grpo_sweeps.estimators." + ("reinforce.reinforce" if values else "group.grpo")
     config = make_config("dice", estimator, objective=OBJECTIVES[name], trainer={"checkpoint_every": 1})
     train(config, tmp_path / "whole")
 
@@ -104,6 +109,9 @@ def test_a_resumed_run_equals_the_uninterrupted_one(
     train(config, tmp_path / "cut")
     assert record(tmp_path / "cut") == record(tmp_path / "whole")
     metrics = read_metrics(tmp_path / "whole")
+    if OBJECTIVES[name].continuations:
+        drawn = metrics["value/continuations"] + metrics.get("resample/discarded_rollouts", 0)
+        assert metrics["rollouts"].tolist() == [16 * s + drawn.iloc[:s].sum() for s in range(5)]
     if OBJECTIVES[name].kl_beta:
         assert metrics["kl"].iloc[3] != 0.0 and metrics["kl"].notna().sum() == 4
 

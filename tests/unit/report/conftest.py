@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 import yaml
 
+from grpo_sweeps.config import groups_a_step
 from grpo_sweeps.tracking.local import LocalRecord
 from grpo_sweeps.tracking.status import RunStatus, write_status
 from grpo_sweeps.types import Completion, EvalRecord, GroupRecord
@@ -83,6 +84,9 @@ def write_run(
 ) -> Path:  # fmt: skip
     """One run's folder. `change` is applied to every group; `gain` is how much the accuracy rises by the last step."""
     extra = config or {}
+    prompts = groups_a_step(
+        R, extra.get("trainer.prompts", 4), extra.get("budget", "prompts"), extra.get("budget_R", 4)
+    )
     run = root / sweep / ("run" + "".join(c if c.isalnum() else "-" for c in f"{R}-{seed}-{sorted(extra.items())}"))
     run.mkdir(parents=True)
     (run / "config.yaml").write_text(yaml.safe_dump(config_of(R, seed, sweep, extra)))
@@ -99,7 +103,7 @@ def write_run(
             record.log_metrics(step, {"reward": 0.5, "grad_norm": 1.0, "loss": 0.1})
         for step in (0, steps // 2, steps) if evaluate else ():
             share = 0.3 + gain * step / steps
-            record.log_metrics(step, {"eval/accuracy": share, "rollouts": step * 4 * R})
+            record.log_metrics(step, {"eval/accuracy": share, "rollouts": step * prompts * R})
             right = rng.binomial(4, np.clip(share + np.linspace(-0.1, 0.1, 60), 0, 1))
             evals = [EvalRecord(step, f"test-{i}", 4, int(n), int(n), n > 2, n > 2) for i, n in enumerate(right)]
             record.log_evals(evals)

@@ -105,6 +105,7 @@ def test_prompts_alike_have_no_upper_end(exact, tmp_path):
         ({"objective.minibatches": 2}, "objective=reinforce without resampling"),
         ({"objective.resample": True}, "objective=reinforce without resampling"),
         ({"objective.critic": True}, "objective=reinforce without resampling"),
+        ({"objective.continuations": 8}, "objective=reinforce without resampling"),
         ({"objective.kl_beta": 0.1, "objective.kl_place": "reward"}, "fewer than 10"),
         ({"objective.ratio": "none", "objective.kl_beta": 0.0}, "fewer than 10"),
         ({}, "fewer than 10"),

@@ -227,6 +227,8 @@ def test_accuracy_uses_the_recorded_rollouts_and_else_the_configuration(full_swe
     sweep = load_sweep("full", full_sweep)
     curve = table.accuracy_by_step(sweep, "all", 4)
     assert list(curve["step"]) == [0, 5, 10] and list(curve["rollouts"]) == [0, 5 * 16, 10 * 16]
+    sweep.metrics["rollouts"] *= 3  # a run that draws more than it trains on
+    assert list(table.accuracy_by_step(sweep, "all", 4)["rollouts"]) == [0, 5 * 48, 10 * 48]
     sweep.metrics = sweep.metrics.drop(columns="rollouts")
     assert list(table.accuracy_by_step(sweep, "all", 4)["rollouts"]) == [0, 5 * 16, 10 * 16]
 

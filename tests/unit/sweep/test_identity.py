@@ -76,6 +76,7 @@ def test_settings_of_an_objective_count_where_it_is_on() -> None:
         ({"objective__kl_beta": 0.1}, "objective__kl_estimator", "k1"),
         ({"objective__kl_beta": 0.1}, "objective__kl_place", "reward"),
         ({"objective__resample": True}, "objective__resample_rounds", 3),
+        ({"objective__continuations": 8}, "objective__value_every", 4),
     ):
         assert len({identity(config()), identity(config(**on)), identity(config(**on, **{setting: other}))}) == 3
     two = [config(), config(objective__ratio="token", objective__clip_high=0.28)]
