@@ -21,7 +21,7 @@ IGNORED = {
     "R", "seed", "sweep", "runs_dir", "rollout.batch", "trainer.steps", "trainer.device", "trainer.micro_batch",
     "trainer.checkpoint_every", "trainer.keep_checkpoints", "trainer.eval_every", "trainer.eval_problems",
     "trainer.checkpoint_minutes", "trainer.eval_samples", "analysis.by", "analysis.check_every",
-    "analysis.keep_completions_every",
+    "analysis.keep_completions_every", "analysis.scores", "analysis.update_every",
 }  # fmt: skip
 IGNORED_GROUPS = ("tracking.",)
 MAY_FOLLOW_R = ("trainer.", "rollout.")

@@ -133,6 +133,7 @@ def shuffled(arm: str, groups: dict[int, pd.DataFrame], alpha: float) -> Claim:
             f"R = {R}: one group cannot reach a p-value below {figures(least_p(R))}"
             + (", so never .05." if least_p(R) > 0.05 else ".")
             for R in groups
+            if R > 1
         ),
     ]
     untested = sum(int((g["shuffle_mid_p"].isna()).sum()) for g in groups.values() if len(g))

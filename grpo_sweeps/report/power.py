@@ -33,7 +33,7 @@ MOST = 10**9
 @dataclass(frozen=True)
 class Need:
     """What one quantity at an arm and R has and needs. unit: prompts or steps; have: how many there are now; spread: s,
-    of one unit; groups: groups behind one unit, all-equal ones included."""
+    of one unit; groups: groups behind one unit, all-equal and discarded ones included."""
 
     arm: str
     R: int
@@ -92,7 +92,7 @@ def needs(sweep: Sweep, sizes: list[BestSize]) -> list[Need]:
     found = []
     for one in sizes:
         groups = usable_groups(sweep, one.arm, one.R)
-        everything = len(records_of(sweep, one.arm, one.R))
+        everything = len(records_of(sweep, one.arm, one.R)) + _discarded(sweep, one.arm, one.R)
         values = {"mean effective rank": groups["effective_rank"] if len(groups) else pd.Series(dtype=float)}
         if len(groups) and groups["k"].notna().any():
             values["norm slope"] = slope_moves(groups[groups["k"].notna()])
@@ -106,6 +106,14 @@ def needs(sweep: Sweep, sizes: list[BestSize]) -> list[Need]:
             spread = (high - low) / 2 / t_quantile(0.975, one.steps - 1.0) * math.sqrt(one.steps)
             found.append(Need(one.arm, one.R, "R*", "steps", one.steps, spread, one.groups_a_step))
     return found
+
+
+def _discarded(sweep: Sweep, arm: str, R: int) -> float:
+    """Groups that were drawn and not kept (objective.resample): they have no record, and were sampled all the same."""
+    m = sweep.metrics
+    if "resample/discarded_rollouts" not in m:
+        return 0.0
+    return float(m.loc[(m["arm"] == arm) & (m["R"] == R), "resample/discarded_rollouts"].sum()) / R
 
 
 def power_table(found: list[Need]) -> pd.DataFrame:

@@ -17,6 +17,7 @@ from grpo_sweeps.report.claims_gradient import slope
 from grpo_sweeps.report.power import Need, needs, power_section, power_table, spread_of, units_needed
 from grpo_sweeps.report.query import load_sweep
 from grpo_sweeps.report.table import pooled, usable_groups
+from grpo_sweeps.tracking.local import LocalRecord
 from tests.unit.report.exact_runs import enumerations, write_exact
 
 
@@ -75,6 +76,21 @@ def test_the_spread_gives_back_the_reports_own_interval(tmp_path):
     assert first["groups"] == first["needed"] * 480 / 6 and first["rollouts"] == 4 * first["groups"]
     section = power_section(list(found.values()))
     assert [row[1] for row in section.rows] == list(found) and "±0.05: " in section.rows[0][-1]
+
+
+def test_discarded_groups_were_sampled_too(write, tmp_path):
+    """A step of 4 groups that threw 8 away drew 12: a prompt with a mixed group takes three times the groups."""
+    found = []
+    for name, discarded in (("plain", 0), ("resampled", 8)):
+        folder = write(tmp_path, name, 4, 0)
+        if discarded:
+            with LocalRecord(folder) as record:
+                for step in range(20):
+                    record.log_metrics(step, {"resample/discarded_rollouts": 4.0 * discarded})
+        sweep = load_sweep(name, tmp_path)
+        found.append(needs(sweep, best_sizes(sweep))[0])
+    plain, resampled = found
+    assert resampled.groups == pytest.approx(3 * plain.groups) and resampled.spread == plain.spread
 
 
 def test_nothing_measured_needs_nothing(write, tmp_path):

@@ -12,6 +12,7 @@ from grpo_sweeps.report.arms import find_arms
 from grpo_sweeps.report.build import build
 from grpo_sweeps.report.query import ReportError, find_sweep, load_sweep
 from grpo_sweeps.spectra import summary
+from grpo_sweeps.sweep.identity import IRRELEVANT
 from grpo_sweeps.tracking.local import read_groups
 
 
@@ -130,6 +131,18 @@ def base(R, seed, **changes):
 def test_R_seed_and_what_cannot_change_a_result_make_no_arms():
     arms = find_arms([base(2, 0), base(4, 1, tracking__kind="mlflow"), base(4, 1, trainer__steps=99)])
     assert arms.labels == ("all",) * 3 and arms.varies == ()
+
+
+def test_what_a_runs_identity_leaves_out_makes_no_arms():
+    names = {"model.name", "task.name"}  # these name what makes an arm
+    for key in sorted({*IRRELEVANT, "tracking.uri"} - {*names, "tracking"}):
+        configs = [base(2, 0), base(4, 0)]
+        group, _, name = key.partition(".")
+        for config, value in zip(configs, ("a", "b"), strict=True):
+            config[group] = {**config.get(group, {}), name: value} if name else value
+        assert find_arms(configs).labels == ("all",) * 2, key
+    two = [{**base(R, seed), "analysis": {"update_every": every}} for R, seed, every in ((2, 0, 0), (2, 1, 10))]
+    assert find_arms(two).labels == ("all",) * 2
 
 
 def test_arms_are_named_by_what_varies():

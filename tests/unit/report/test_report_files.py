@@ -253,6 +253,24 @@ def test_a_sweep_without_measurement_or_evaluation_still_gives_a_report(write, t
     assert "nothing measured" in (out / "index.html").read_text() and len(claims) == 18
 
 
+@pytest.mark.parametrize("beside", [True, False])
+def test_groups_of_one_rollout_give_a_report(beside, write, tmp_path):
+    """R=1, as estimator=reinforce allows: no group is mixed, alone or beside a larger R."""
+
+    def alone(g):
+        one = {"rewards": (1.0,), "advantages": (1.0,), "weights": (0.25,), "lengths": (7,), "logprob_sums": (-3.0,)}
+        return dataclasses.replace(g, R=1, strict=(True,), flexible=(True,), gram=np.ones((1, 1)), **one)
+
+    target = {"estimator._target_": "grpo_sweeps.estimators.reinforce.reinforce"}
+    write(tmp_path / "runs", "one", 2, 0, steps=2, config={"R": 1, **target}, change=alone)
+    if beside:
+        write(tmp_path / "runs", "one", 4, 0, steps=2, config=target)
+    out, _ = build("one", tmp_path / "runs", tmp_path / "out", ["report"])
+    frame = pd.read_csv(io.StringIO((out / "table1.csv").read_text()))
+    assert frame.at[0, "R"] == 1 and frame.at[0, "mixed_groups"] == 0 and len(frame) == 1 + beside
+    assert ("one group cannot reach a p-value" in (out / "claims.md").read_text()) == beside
+
+
 def test_rewards_that_are_not_binary_have_no_k(write, tmp_path):
     def graded(g):
         return dataclasses.replace(g, rewards=tuple(0.5 * r for r in g.rewards))
