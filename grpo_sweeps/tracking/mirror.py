@@ -24,7 +24,14 @@ from typing import TYPE_CHECKING, Any, TextIO
 
 import grpo_sweeps
 from grpo_sweeps.tracking.copy_state import FILE_NAME, LOCK_NAME, locked
-from grpo_sweeps.tracking.mlflow_store import RefusedError, Store, StoreError, resolve_uri, sqlite_path
+from grpo_sweeps.tracking.mlflow_store import (
+    RefusedError,
+    Store,
+    StoreError,
+    import_mlflow,
+    resolve_uri,
+    sqlite_path,
+)
 from grpo_sweeps.tracking.provenance import redact
 from grpo_sweeps.types import ConfigError
 
@@ -116,8 +123,10 @@ def prepare_store(uri: str, experiment: str, wait: float = 60.0) -> None:
     A dozen processes that meet on a fresh database fail in its migrations: one makes it, under the lock that copies to
     it take as well, and the others find it made.
     """
+    path = sqlite_path(uri)
+    if path is not None:
+        import_mlflow(uri)  # before the lock, or the last of them waits for the imports of all others
     with contextlib.ExitStack() as locks:
-        path = sqlite_path(uri)
         if path is not None:
             path.parent.mkdir(parents=True, exist_ok=True)
             if not locks.enter_context(locked(path.with_name(path.name + ".lock"), wait)):

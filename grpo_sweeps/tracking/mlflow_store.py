@@ -6,6 +6,7 @@ The only module that imports MLflow, when a store is opened. Telemetry is off.
 from __future__ import annotations
 
 import contextlib
+import importlib
 import logging
 import math
 import os
@@ -117,6 +118,18 @@ def stored_value(value: float) -> float:
     return math.copysign(LARGEST, value) if math.isinf(value) else float(value)
 
 
+def import_mlflow(uri: str) -> None:
+    """What a store of this address imports: seconds, a minute on a busy machine. Whoever holds a lock while it opens
+    a store does this before. Raises StoreError."""
+    os.environ.update(_ENVIRONMENT)
+    try:
+        importlib.import_module("mlflow.tracking")
+        if sqlite_path(uri) is not None:
+            importlib.import_module("mlflow.store.tracking.sqlalchemy_store")
+    except ImportError as error:
+        raise StoreError(f"mlflow cannot be imported here ({error}).") from error
+
+
 class Store:
     """An experiment of an MLflow store. Raises StoreError when it cannot be reached, RefusedError when it says no."""
 
@@ -124,12 +137,10 @@ class Store:
         self.uri, self.experiment = uri, experiment
         _probe(uri)
         _check_database_file(uri)
-        os.environ.update(_ENVIRONMENT)
-        try:
-            from mlflow.entities import ViewType
-            from mlflow.tracking import MlflowClient
-        except ImportError as error:
-            raise StoreError(f"mlflow cannot be imported here ({error}).") from error
+        import_mlflow(uri)
+        from mlflow.entities import ViewType
+        from mlflow.tracking import MlflowClient
+
         for name in ("alembic", "mlflow.store.db.utils", "mlflow.store.tracking.sqlalchemy_store"):
             logging.getLogger(name).setLevel(logging.WARNING)
         self._active = ViewType.ACTIVE_ONLY
