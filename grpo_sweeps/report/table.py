@@ -217,8 +217,8 @@ def by_step(sweep: Sweep, arm: str, R: int, column: str, windows: int) -> pd.Dat
 def accuracy_by_step(sweep: Sweep, arm: str, R: int) -> pd.DataFrame:
     """Held-out accuracy at each evaluation with intervals: step, rollouts (used in training by then), mean, low, high.
 
-    Sampled as in training where there are samples, else greedy. `rollouts` is steps x prompts x R
-    from the configuration, or else the record's own count.
+    Sampled as in training where there are samples, else greedy. `rollouts` is steps x prompts x R from the
+    configuration and what resampling discarded, or else the record's own count.
     """
     evals = scored_evals(sweep)
     evals = evals[(evals["arm"] == arm) & (evals["R"] == R)]
@@ -232,10 +232,16 @@ def accuracy_by_step(sweep: Sweep, arm: str, R: int) -> pd.DataFrame:
     return pd.DataFrame(rows, columns=["step", "rollouts", "mean", "low", "high"])
 
 
+def discarded(metrics: pd.DataFrame) -> float:
+    """Rollouts that these steps drew and did not keep (objective.resample): no group's record has them."""
+    column = "resample/discarded_rollouts"
+    return float(metrics[column].sum()) if column in metrics else 0.0
+
+
 def _rollouts(sweep: Sweep, run: str, step: int, R: int, prompts: object) -> float:
-    if prompts is not None:
-        return float(step * R * float(str(prompts)))
     m = sweep.metrics
+    if prompts is not None:
+        return step * R * float(str(prompts)) + discarded(m[(m["run"] == run) & (m["step"] < step)])
     if "rollouts" not in m:
         return float("nan")
     value = m.loc[(m["run"] == run) & (m["step"] == step), "rollouts"].dropna()
