@@ -18,7 +18,7 @@ from grpo_sweeps.report.finding import UNKNOWN, Claim, Finding, estimator_of
 from grpo_sweeps.report.formats import with_interval
 from grpo_sweeps.report.query import Sweep
 from grpo_sweeps.report.rules import CONTRADICTED, GAIN_MARGIN, HOLDS, UNDECIDED, all_of
-from grpo_sweeps.report.table import first_and_last
+from grpo_sweeps.report.table import drawn_besides, first_and_last
 
 SAYS = "A larger R only refines the same two directions, and yet learns faster."
 KEY = "budget="
@@ -58,7 +58,8 @@ def extra_cells(pairs: list[Pair]) -> int:
 def c11(sweep: Sweep, pair: Pair, alpha: float) -> Claim:
     """The decisive interval at each R: gain there less gain at the least R, equal rollouts a step."""
     rescaled = estimator_of(sweep, pair.rollouts) == "leave-one-out"
-    findings = tuple(_at(sweep, pair, R, alpha, rescaled) for R in pair.Rs[1:])
+    equal = drawn_besides(sweep.metrics[sweep.metrics["arm"] == pair.rollouts]) == 0
+    findings = tuple(_at(sweep, pair, R, alpha, rescaled and equal) for R in pair.Rs[1:])
     remarks = [
         f"The rule: at equal rollouts the whole interval above 0, a larger R learns faster; below {GAIN_MARGIN:g}, it "
         "does not. At equal prompts a larger R has more rollouts a step, so that column decides nothing.",
@@ -69,13 +70,17 @@ def c11(sweep: Sweep, pair: Pair, alpha: float) -> Claim:
     ]
     if not rescaled:
         remarks.append("Nothing is decided: the factor (R-1)/R is between the arms; estimator=rloo takes it out.")
+    if not equal:
+        remarks.append(
+            "Nothing is decided: resampling or continuations drew further rollouts, not equally many at each R."
+        )
     if sweep.runs.loc[sweep.runs["arm"] == pair.rollouts, "seed"].nunique() < 2:
         remarks.append("Nothing is decided: one seed says nothing of the differences between training runs.")
     name = f"{pair.prompts} and {pair.rollouts}"
     return Claim("C11", name, SAYS, all_of([f.verdict for f in findings]), findings, tuple(remarks))
 
 
-def _at(sweep: Sweep, pair: Pair, R: int, alpha: float, rescaled: bool) -> Finding:
+def _at(sweep: Sweep, pair: Pair, R: int, alpha: float, comparable: bool) -> Finding:
     least = pair.Rs[0]
     rollouts, prompts = (gain_difference(sweep, arm, R, least, alpha) for arm in (pair.rollouts, pair.prompts))
     words = ", ".join(
@@ -83,7 +88,7 @@ def _at(sweep: Sweep, pair: Pair, R: int, alpha: float, rescaled: bool) -> Findi
         for name, i in (("rollouts", rollouts), ("prompts", prompts))
     )
     verdict = UNDECIDED
-    if rescaled and rollouts.known and len(rollouts.clusters) > 1 and rollouts.clusters[1] > 1:
+    if comparable and rollouts.known and len(rollouts.clusters) > 1 and rollouts.clusters[1] > 1:
         verdict = HOLDS if rollouts.low > 0 else CONTRADICTED if rollouts.high < GAIN_MARGIN else UNDECIDED
     return Finding(
         R, rollouts.n, f"gain less that at R = {least}: {words}", "no difference 0", verdict, rollouts, "above 0"

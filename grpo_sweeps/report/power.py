@@ -23,7 +23,7 @@ from grpo_sweeps.report.finding import records_of
 from grpo_sweeps.report.formats import number
 from grpo_sweeps.report.query import Sweep
 from grpo_sweeps.report.section import Section
-from grpo_sweeps.report.table import usable_groups
+from grpo_sweeps.report.table import discarded, usable_groups
 
 WIDTHS = {"mean effective rank": (0.1, 0.05), "norm slope": (0.25, 0.1), "R*": (1.0, 0.5)}
 """Half-widths of the table, by quantity."""
@@ -92,7 +92,8 @@ def needs(sweep: Sweep, sizes: list[BestSize]) -> list[Need]:
     found = []
     for one in sizes:
         groups = usable_groups(sweep, one.arm, one.R)
-        everything = len(records_of(sweep, one.arm, one.R)) + _discarded(sweep, one.arm, one.R)
+        steps = sweep.metrics[(sweep.metrics["arm"] == one.arm) & (sweep.metrics["R"] == one.R)]
+        everything = len(records_of(sweep, one.arm, one.R)) + discarded(steps) / one.R
         values = {"mean effective rank": groups["effective_rank"] if len(groups) else pd.Series(dtype=float)}
         if len(groups) and groups["k"].notna().any():
             values["norm slope"] = slope_moves(groups[groups["k"].notna()])
@@ -106,14 +107,6 @@ def needs(sweep: Sweep, sizes: list[BestSize]) -> list[Need]:
             spread = (high - low) / 2 / t_quantile(0.975, one.steps - 1.0) * math.sqrt(one.steps)
             found.append(Need(one.arm, one.R, "R*", "steps", one.steps, spread, one.groups_a_step))
     return found
-
-
-def _discarded(sweep: Sweep, arm: str, R: int) -> float:
-    """Groups that were drawn and not kept (objective.resample): they have no record, and were sampled all the same."""
-    m = sweep.metrics
-    if "resample/discarded_rollouts" not in m:
-        return 0.0
-    return float(m.loc[(m["arm"] == arm) & (m["R"] == R), "resample/discarded_rollouts"].sum()) / R
 
 
 def power_table(found: list[Need]) -> pd.DataFrame:

@@ -218,7 +218,7 @@ def accuracy_by_step(sweep: Sweep, arm: str, R: int) -> pd.DataFrame:
     """Held-out accuracy at each evaluation with intervals: step, rollouts (used in training by then), mean, low, high.
 
     Sampled as in training where there are samples, else greedy. `rollouts` is the record's own count, which knows of
-    those that were drawn and not trained on, or else steps x prompts x R from the configuration.
+    those that were drawn and not trained on, or else made from the configuration and those.
     """
     evals = scored_evals(sweep)
     evals = evals[(evals["arm"] == arm) & (evals["R"] == R)]
@@ -232,10 +232,26 @@ def accuracy_by_step(sweep: Sweep, arm: str, R: int) -> pd.DataFrame:
     return pd.DataFrame(rows, columns=["step", "rollouts", "mean", "low", "high"])
 
 
+def discarded(metrics: pd.DataFrame) -> float:
+    """Rollouts that these steps drew and did not keep (objective.resample): no group's record has them."""
+    return _total(metrics, "resample/discarded_rollouts")
+
+
+def drawn_besides(metrics: pd.DataFrame) -> float:
+    """Rollouts that these steps drew and did not train on: discarded ones, and continuations of prefixes."""
+    return discarded(metrics) + _total(metrics, "value/continuations")
+
+
+def _total(metrics: pd.DataFrame, column: str) -> float:
+    return float(metrics[column].sum()) if column in metrics else 0.0
+
+
 def _rollouts(sweep: Sweep, run: str, step: int, R: int, prompts: object) -> float:
     m = sweep.metrics
     if "rollouts" in m:
         value = m.loc[(m["run"] == run) & (m["step"] == step), "rollouts"].dropna()
         if len(value):
             return float(value.iloc[-1])
-    return float("nan") if prompts is None else float(step * R * float(str(prompts)))
+    if prompts is None:
+        return float("nan")
+    return step * R * float(str(prompts)) + drawn_besides(m[(m["run"] == run) & (m["step"] < step)])

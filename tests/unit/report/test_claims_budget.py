@@ -10,6 +10,7 @@ from grpo_sweeps.report.claims_budget import budget_pairs, extra_cells, gain_dif
 from grpo_sweeps.report.query import load_sweep
 from grpo_sweeps.report.rules import CONTRADICTED, HOLDS, UNDECIDED
 from grpo_sweeps.report.table import accuracy_by_step
+from grpo_sweeps.tracking.local import LocalRecord
 
 RLOO = "grpo_sweeps.estimators.group.rloo"
 
@@ -45,6 +46,23 @@ def test_the_verdict_is_that_at_equal_rollouts(sweep_of, gains, verdict):
     assert claim.arm == "budget=prompts and budget=rollouts"
     assert "equal rollouts" in claim.findings[0].measured and "equal prompts" in claim.findings[0].measured
     assert claim.findings[0].groups == 5 * 60
+
+
+def test_resampling_makes_rollouts_unequal(sweep_of, tmp_path):
+    """Twelve rollouts that each step throws away: drawn by then, in no group's record, and C11 is not judged."""
+    sweep_of((0.0, 0.3, 0.6))
+    for folder in sorted((tmp_path / "s").iterdir()):
+        with LocalRecord(folder) as record:
+            for step in range(4):
+                record.log_metrics(step, {"resample/discarded_rollouts": 12.0})
+    sweep = load_sweep("s", tmp_path)
+    claim = c11_of(sweep)
+    assert claim.verdict == UNDECIDED and "drew further rollouts" in " ".join(claim.remarks)
+    del sweep.metrics["rollouts"]  # of a record without a count of its own
+    prompts, rollouts = (
+        accuracy_by_step(sweep, f"budget={b}", 8)["rollouts"].tolist() for b in ("prompts", "rollouts")
+    )
+    assert prompts == [0, 2 * (4 * 8 + 12), 4 * (4 * 8 + 12)] and rollouts == [0, 2 * (16 + 12), 4 * (16 + 12)]
 
 
 @pytest.mark.parametrize(
