@@ -57,7 +57,8 @@ def extra_cells(pairs: list[Pair]) -> int:
 
 def c11(sweep: Sweep, pair: Pair, alpha: float) -> Claim:
     """The decisive interval at each R: gain there less gain at the least R, equal rollouts a step."""
-    rescaled = estimator_of(sweep, pair.rollouts) == "leave-one-out"
+    kind = estimator_of(sweep, pair.rollouts)
+    rescaled = kind == "leave-one-out"
     equal = drawn_besides(sweep.metrics[sweep.metrics["arm"] == pair.rollouts]) == 0
     findings = tuple(_at(sweep, pair, R, alpha, rescaled and equal) for R in pair.Rs[1:])
     remarks = [
@@ -68,8 +69,12 @@ def c11(sweep: Sweep, pair: Pair, alpha: float) -> Claim:
         "One learning rate for all R, unless the sweep says otherwise. Figure 3 has the curves by rollouts used; the "
         "error of the gradient by R is under “Best group size”.",
     ]
-    if not rescaled:
+    if kind == "group mean":
         remarks.append("Nothing is decided: the factor (R-1)/R is between the arms; estimator=rloo takes it out.")
+    elif not rescaled:
+        remarks.append(
+            "Nothing is decided: the claim is about a group's baseline without a factor between sizes: estimator=rloo."
+        )
     if not equal:
         remarks.append(
             "Nothing is decided: resampling or continuations drew further rollouts, not equally many at each R."

@@ -70,6 +70,7 @@ def test_resampling_makes_rollouts_unequal(sweep_of, tmp_path):
     [
         ({"seeds": 1}, "one seed says nothing"),
         ({"estimator": "grpo_sweeps.estimators.group.grpo"}, "the factor (R-1)/R"),
+        ({"estimator": "grpo_sweeps.estimators.reinforce.reinforce"}, "a group's baseline"),
     ],
 )
 def test_what_decides_nothing_says_so(sweep_of, changes, words):

@@ -7,6 +7,7 @@ import re
 
 import pytest
 
+from grpo_sweeps.report import by_k_figure as by_k_module
 from grpo_sweeps.report.by_k_figure import by_k_figure
 from grpo_sweeps.report.claims import judge_claims
 from grpo_sweeps.report.claims_ranks import DEFINITIONS
@@ -62,3 +63,13 @@ def test_the_figure_has_a_panel_a_definition(paper_sweep):
     values = table[(table["R"] == 8) & (table["groups"] > 0)].set_index("k")["stable_rank"]
     assert f"R = 8: most {values.max():.2f} (k = {values.idxmax()})" in plot.panels[3].alt
     assert by_k_figure(sweep, table.iloc[:0]) == []
+
+
+def test_of_many_arms_the_first_are_drawn_and_the_caption_says_so(full_sweep, monkeypatch):
+    sweep = load_sweep("full", full_sweep)
+    table = by_k(sweep)
+    monkeypatch.setattr(by_k_module, "arm_cells", lambda sweep: {arm: [2, 4, 8] for arm in ("all", "b", "c", "d")})
+    (plot,) = by_k_figure(sweep, table)
+    assert len(plot.panels) == 3 * 6 and plot.caption.endswith("the first 3 of 4 arms; by_k.csv has them all.")
+    monkeypatch.setattr(by_k_module, "MOST_ARMS", 4)
+    assert len(by_k_figure(sweep, table)[0].panels) == 4 * 6
