@@ -26,7 +26,7 @@ from pathlib import Path
 
 import numpy as np
 from fault_slurm import Server
-from paired import DRAWS, WARM_UP, options_of, started
+from paired import WARM_UP, interval, options_of, started
 
 FOREVER = 100_000  # steps, of which a run makes as many as its turns allow
 
@@ -107,7 +107,7 @@ def main(argv: list[str]) -> int:
                 print(f"round {number}: median ratio {np.median(ratios[-1]):.4f} of {pairs} pairs", flush=True)
         finally:
             server.kill()
-    middle, low, high = interval(np.array(ratios), seed)
+    middle, low, high = interval(np.array(ratios), seed, block=1)
     print(f"median step, dead / healthy: {middle:.4f} [{low:.4f}, {high:.4f}] ({rounds} rounds of {pairs} pairs of "
           f"turns of {seconds} s at R={options['R']}, {options['prompts']} prompts a step)")  # fmt: skip
     if options["json"]:
@@ -138,18 +138,6 @@ def median_of(steps: np.ndarray, seconds: int) -> float:
     if not len(steps):
         raise SystemExit(f"seconds={seconds}: no step fits into a turn, longer turns are needed")
     return float(np.median(steps))
-
-
-def interval(ratios: np.ndarray, seed: int) -> tuple[float, float, float]:
-    """Median of (rounds, pairs) ratios and its bootstrap's 95% interval."""
-    rng = np.random.default_rng(seed)
-    rounds, pairs = ratios.shape
-    drawn = []
-    for _ in range(DRAWS):
-        chosen = ratios[rng.integers(rounds, size=rounds)]
-        drawn.append(np.median(np.take_along_axis(chosen, rng.integers(pairs, size=(rounds, pairs)), axis=1)))
-    low, high = np.quantile(drawn, [0.025, 0.975])
-    return float(np.median(ratios)), float(low), float(high)
 
 
 if __name__ == "__main__":

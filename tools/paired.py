@@ -58,12 +58,13 @@ def _ended(process: subprocess.Popen[bytes], folder: Path) -> list[Path]:
     return list(folder.glob("runs/*/*/metrics.jsonl"))
 
 
-def interval(ratios: np.ndarray, seed: int) -> tuple[float, float, float]:
-    """Median of (rounds, steps) ratios, less the steps that fill no block, and its bootstrap's 95% interval."""
+def interval(ratios: np.ndarray, seed: int, block: int = BLOCK) -> tuple[float, float, float]:
+    """Median of (rounds, steps) ratios, less the steps that fill no block, and its 95% interval, by a bootstrap over
+    rounds and over blocks of so many steps within them."""
     rng = np.random.default_rng(seed)
     rounds, steps = ratios.shape
-    blocks = steps // BLOCK
-    shaped = ratios[:, : blocks * BLOCK].reshape(rounds, blocks, BLOCK)
+    blocks = steps // block
+    shaped = ratios[:, : blocks * block].reshape(rounds, blocks, block)
     drawn = []
     for _ in range(DRAWS):
         chosen = shaped[rng.integers(rounds, size=rounds)]

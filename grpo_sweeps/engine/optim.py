@@ -58,17 +58,12 @@ class MasterAdamW:
             group["lr"] = lr
         if geometry is None:
             self.adamw.step()
-            self._copy_back()
+            for parameter, master in zip(self.parameters, self.masters, strict=True):
+                _copy_back(parameter, master)
         else:
             self._step_one_by_one(geometry)
         self.zero_grad()
         return norm
-
-    def _copy_back(self) -> None:
-        for parameter, master in zip(self.parameters, self.masters, strict=True):
-            if master is not parameter:
-                parameter.copy_(master)
-                master.grad = None
 
     def _step_one_by_one(self, geometry: UpdateGeometry) -> None:
         """The same update, to the bit, a parameter at a time: AdamW's arithmetic is each entry's own."""
@@ -80,9 +75,7 @@ class MasterAdamW:
                 stored = before if master is parameter else parameter.detach().clone()
                 group["params"] = [master]
                 self.adamw.step()
-                if master is not parameter:
-                    parameter.copy_(master)
-                    master.grad = None
+                _copy_back(parameter, master)
                 geometry.parameter(before, master, stored, parameter)
         finally:
             group["params"] = everything
@@ -124,3 +117,10 @@ def learning_rate(config: TrainerConfig, step: int) -> float:
         return config.lr
     done = (step - config.warmup_steps) / max(1, config.steps - config.warmup_steps)
     return config.lr * (1 - done if config.schedule == "linear" else 0.5 * (1 + math.cos(math.pi * done)))
+
+
+def _copy_back(parameter: Tensor, master: Tensor) -> None:
+    """The optimiser's float32 weights into the training dtype, where they are not the parameter itself."""
+    if master is not parameter:
+        parameter.copy_(master)
+        master.grad = None

@@ -62,7 +62,7 @@ def contents(sweep: Sweep, claims: list[Claim], command: Sequence[str]) -> dict[
     about_design = design(sweep)
     tables |= about_design.tables
     header, rows = headline(tables["table1"])
-    plots = [*figures(sweep, layers, steps, parts), *about_design.plots]
+    plots = [*figures(sweep, tables["by_k"], layers, steps, parts), *about_design.plots]
     images = {name: data for plot in plots for name, data in render(plot).items()}
     lacking = missing(sweep)
     texts = {f"{name}.csv": csv(frame) for name, frame in tables.items()}

@@ -23,7 +23,7 @@ from grpo_sweeps.report.drawing import DOTTED, Panel, Plot, Style, arm_cells, ar
 from grpo_sweeps.report.layer_figure import layer_figure
 from grpo_sweeps.report.longitudinal_figure import longitudinal_figure
 from grpo_sweeps.report.query import Sweep
-from grpo_sweeps.report.table import ABOUT, accuracy_by_step, by_k, by_step
+from grpo_sweeps.report.table import ABOUT, accuracy_by_step, by_step
 from grpo_sweeps.report.update_figure import update_figure
 from grpo_sweeps.spectra import null_effective_rank
 
@@ -31,18 +31,21 @@ STEP_WINDOWS = 20
 
 
 def figures(
-    sweep: Sweep, layers: pd.DataFrame, steps: pd.DataFrame | None = None, parts: pd.DataFrame | None = None
+    sweep: Sweep,
+    by_k: pd.DataFrame,
+    layers: pd.DataFrame,
+    steps: pd.DataFrame | None = None,
+    parts: pd.DataFrame | None = None,
 ) -> list[Plot]:
-    """All figures of a sweep, not yet drawn. `layers` is `layer_table`'s, `steps` and `parts` are of `updates`; what is
-    drawn of them is there where they have rows."""
-    table = by_k(sweep)
+    """All figures of a sweep, not yet drawn. `by_k` is `table.by_k`'s, `layers` `layer_table`'s, `steps` and `parts`
+    are of `updates`; what is drawn of them is there where they have rows."""
     return [
         _spectral(sweep, "fig1", "Effective rank by training step", "effective_rank", "effective rank"),
         _spectral(sweep, "fig2", "Top-1 fraction by training step", "top1_fraction", "top-1 fraction"),
         _accuracy(sweep),
-        _rank_by_k(sweep, table),
+        _rank_by_k(sweep, by_k),
         *layer_figure(sweep, layers),
-        *by_k_figure(sweep, table),
+        *by_k_figure(sweep, by_k),
         *longitudinal_figure(sweep),
         *(update_figure(sweep, steps, parts) if steps is not None and parts is not None else ()),
     ]

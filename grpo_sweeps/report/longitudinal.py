@@ -88,12 +88,13 @@ def intervals(counts: np.ndarray, sums: np.ndarray, seed: int = 0) -> dict[str, 
     }
 
 
-def parts_of_change(groups: pd.DataFrame) -> dict[str, Interval] | None:
-    """`intervals` of groups of known k; None with too few prompts, or where no k is in both thirds."""
+def parts_of_change(groups: pd.DataFrame) -> tuple[Change, dict[str, Interval]] | None:
+    """`change` and `intervals` of groups of known k; None with too few prompts, or where no k is in both thirds."""
     if groups["prompt_id"].nunique() < MIN_PROMPTS:
         return None
     counts, sums = tables(groups.assign(third=third_of(groups)))
-    return intervals(counts, sums) if change(counts.sum(axis=0), sums.sum(axis=0)) is not None else None
+    found = change(counts.sum(axis=0), sums.sum(axis=0))
+    return None if found is None else (found, intervals(counts, sums))
 
 
 def q3(arm: str, groups: dict[int, pd.DataFrame]) -> Claim:
@@ -111,16 +112,12 @@ def q3(arm: str, groups: dict[int, pd.DataFrame]) -> Claim:
 
 def _q3_at(R: int, groups: pd.DataFrame) -> Finding:
     known = groups[groups["k"].notna()]
-    if not len(known) or known["prompt_id"].nunique() < MIN_PROMPTS:
+    moved = parts_of_change(known)
+    if moved is None:
         return nothing(R)
-    known = known.assign(third=third_of(known))
-    counts, sums = tables(known)
-    found = change(counts.sum(axis=0), sums.sum(axis=0))
-    if found is None:
-        return nothing(R)
-    parts = intervals(counts, sums)
-    spread = np.sqrt(known["k"] * (R - known["k"])) / R
-    sigma = [float(spread[known["third"] == third].mean()) for third in (0, 2)]
+    found, parts = moved
+    spread, thirds = np.sqrt(known["k"] * (R - known["k"])) / R, third_of(known)
+    sigma = [float(spread[thirds == third].mean()) for third in (0, 2)]
     words = ", ".join(f"{name} {with_interval(i.mean, i.low, i.high, 3)}" for name, i in parts.items())
     measured = (
         f"rank {words}; sigma_r of mixed groups {sigma[0]:.3f} to {sigma[1]:.3f}; {found.matched:.0%} of groups matched"

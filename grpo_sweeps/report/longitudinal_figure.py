@@ -39,7 +39,7 @@ def longitudinal_figure(sweep: Sweep) -> list[Plot]:
     panels = []
     for arm, Rs in arm_cells(sweep).items():
         known = {R: g[g["k"].notna()] for R in Rs if len(g := usable_groups(sweep, arm, R))}
-        changes = {R: found for R, g in known.items() if (found := parts_of_change(g)) is not None}
+        changes = {R: moved[1] for R, g in known.items() if (moved := parts_of_change(g)) is not None}
         if changes:
             panels += [_curves_panel(sweep, arm, {R: known[R] for R in changes}), _bars_panel(sweep, arm, changes)]
     title = "Does the effective rank fall, or the number of right rollouts move?"

@@ -19,6 +19,7 @@ from grpo_sweeps.loop.inner import backward_of_loss, inner_step, prepare_terms, 
 from grpo_sweeps.loop.ratios import RatioTally
 from grpo_sweeps.loop.setup import Setup, prepare
 from grpo_sweeps.loop.step import Rated, rollouts_with_advantages
+from tests.unit.loop.slow_loss import added_gradient, rows_of_loss
 
 MakeConfig = Callable[..., RunConfig]
 REINFORCE = "grpo_sweeps.estimators.reinforce.reinforce"
@@ -121,16 +122,9 @@ def test_rows_carry_each_token_s_advantage(make_config: MakeConfig, ratio: str, 
     rated = rollouts_with_advantages(setup, 1)
     by_token = credit_of(setup, rated, 1).by_token
     terms = prepare_terms(setup, rated, by_token)
-    parameters, rows = [p for p in setup.policy.model.parameters() if p.requires_grad], []
-    for rollout, A_T in zip(rated.rollouts, by_token, strict=True):
-        ids = torch.tensor([rollout.prompt_ids + rollout.completion_ids])
-        logp = torch.log_softmax(setup.policy.model(ids).logits[0], dim=-1)
-        start = len(rollout.prompt_ids)
-        loss = -sum(A_T[t - start] * logp[t - 1, ids[0, t]] for t in range(start, ids.shape[1])) / 16
-        rows.append(torch.cat([g.flatten() for g in torch.autograd.grad(loss, parameters)]))
-    rows_BD = torch.stack(rows)
+    rows_BD = rows_of_loss(setup, rated, by_token)
     measured = backward_of_loss(setup, terms, terms.cuts[0], RatioTally(ratio), 1, True)
-    found = torch.cat([p.grad.flatten() for p in parameters if p.grad is not None])
+    found = added_gradient(setup)
     assert torch.allclose(found, rows_BD.sum(0), rtol=0, atol=1e-5 * float(rows_BD.norm()))
     assert len(measured) > 1
     for g, part in measured.items():

@@ -16,17 +16,13 @@ from grpo_sweeps.loop import geometry
 from grpo_sweeps.loop.setup import prepare
 from grpo_sweeps.loop.step import training_step
 from grpo_sweeps.loop.train import train
-from grpo_sweeps.loop.watch import Watch
 from grpo_sweeps.sweep.identity import identity
 from grpo_sweeps.tracking.local import read_metrics, read_updates, record_tables, updates_frame
+from tests.unit.loop.cut_runs import train_until
 
 MakeConfig = Callable[..., RunConfig]
 NAMES = {"update/changed_share", "update/changed_share_float32", "update/norm", "update/relative_norm", "update/hoyer",
          "gradient/hoyer"}  # fmt: skip
-
-
-class Interrupted(Exception):
-    pass
 
 
 def test_every_so_many_steps_a_row_for_each_parameter(make_config: MakeConfig, tmp_path: Path) -> None:
@@ -75,12 +71,7 @@ def test_a_resumed_run_has_the_same_updates(make_config: MakeConfig, tmp_path: P
     config = make_config(analysis={"update_every": 1})
     train(config, tmp_path / "whole")
 
-    def interrupt(done: int, *_: object) -> None:
-        if done == stop_after:
-            raise Interrupted
-
-    with pytest.raises(Interrupted):
-        train(config, tmp_path / "cut", Watch(step=interrupt))
+    train_until(config, tmp_path / "cut", stop_after)
     assert {u.step for u in read_updates(tmp_path / "cut")} == set(range(stop_after))
     train(config, tmp_path / "cut")
     pd.testing.assert_frame_equal(updates_frame(tmp_path / "cut"), updates_frame(tmp_path / "whole"), check_exact=True)

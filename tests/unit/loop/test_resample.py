@@ -14,15 +14,11 @@ from grpo_sweeps.loop.drawing import draw
 from grpo_sweeps.loop.inner import take_step
 from grpo_sweeps.loop.setup import prepare
 from grpo_sweeps.loop.train import train
-from grpo_sweeps.loop.watch import Watch
 from grpo_sweeps.tracking.local import read_evals, read_groups, read_metrics
+from tests.unit.loop.cut_runs import train_until
 
 MakeConfig = Callable[..., RunConfig]
 RESAMPLE = ObjectiveConfig(resample=True)
-
-
-class Interrupted(Exception):
-    pass
 
 
 def test_every_group_is_mixed_and_no_prompt_comes_twice(make_config: MakeConfig) -> None:
@@ -100,12 +96,7 @@ def test_a_resumed_run_equals_the_uninterrupted_one(
     config = make_config("dice", estimator, objective=OBJECTIVES[name], trainer={"checkpoint_every": 1})
     train(config, tmp_path / "whole")
 
-    def interrupt(done: int, *_: object) -> None:
-        if done == stop_after:
-            raise Interrupted
-
-    with pytest.raises(Interrupted):
-        train(config, tmp_path / "cut", Watch(step=interrupt))
+    train_until(config, tmp_path / "cut", stop_after)
     train(config, tmp_path / "cut")
     assert record(tmp_path / "cut") == record(tmp_path / "whole")
     metrics = read_metrics(tmp_path / "whole")

@@ -16,13 +16,10 @@ from grpo_sweeps.loop import keep
 from grpo_sweeps.loop.train import train
 from grpo_sweeps.loop.watch import Stopped, Watch
 from grpo_sweeps.tracking.local import read_completions, read_evals, read_groups, read_metrics
+from tests.unit.loop.cut_runs import Interrupted, train_until
 
 MakeConfig = Callable[..., RunConfig]
 CLOCK = ["time", "step_time", "time/sample", "time/backward", "time/update"]
-
-
-class Interrupted(Exception):
-    pass
 
 
 def record(folder: Path) -> dict[str, Any]:
@@ -56,12 +53,7 @@ def test_a_resumed_run_equals_the_uninterrupted_one(make_config: MakeConfig, tmp
     config = make_config()
     train(config, tmp_path / "whole")
 
-    def interrupt(done: int, total: int, metrics: object) -> None:
-        if done == stop_after:
-            raise Interrupted
-
-    with pytest.raises(Interrupted):
-        train(config, tmp_path / "cut", Watch(step=interrupt))
+    train_until(config, tmp_path / "cut", stop_after)
     train(config, tmp_path / "cut")
     assert record(tmp_path / "cut") == record(tmp_path / "whole")
 

@@ -104,8 +104,9 @@ def test_the_figure_has_its_curves_and_bars_and_says_them(full_sweep):
     lines, bars = plot.panels
     assert lines.alt.count("k held fixed") == 3
     groups = sweep.groups[(sweep.groups["R"] == 8) & sweep.groups["measured"] & sweep.groups["mixed"]]
-    parts = parts_of_change(groups)
-    assert parts is not None
+    moved = parts_of_change(groups)
+    assert moved is not None
+    parts = moved[1]
     assert f"R = 8: total {parts['total'].mean:.3f}, composition {parts['composition'].mean:.3f}" in bars.alt
     assert set(render(plot)) == {f"rank_change{end}" for end in (".png", ".pdf", "_1.svg", "_2.svg")}
 

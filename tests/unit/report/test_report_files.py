@@ -237,7 +237,7 @@ def test_figures_are_drawn_with_embedded_fonts_and_distinct_styles(paper_sweep):
     sweep = load_sweep("paper", paper_sweep)
     looks = styles(sweep).values()
     assert len({s.color for s in looks}) == len({str(s.line) for s in looks}) == len({s.marker for s in looks}) == 3
-    plot = figures(sweep, layer_table(sweep))[3]
+    plot = figures(sweep, table.by_k(sweep), layer_table(sweep))[3]
     files = render(plot)
     assert set(files) == {"fig4.png", "fig4.pdf", "fig4_1.svg"}
     assert b"/FontFile2" in files["fig4.pdf"] and files["fig4.png"].startswith(b"\x89PNG")
