@@ -7,7 +7,7 @@ import torch
 
 from grpo_sweeps.engine.gram.forms import why_not
 from grpo_sweeps.engine.gram.layout import RowLayout
-from grpo_sweeps.engine.gram.partials import SlotPlan, reduce_partials
+from grpo_sweeps.engine.gram.partials import Reduction, SlotPlan
 from grpo_sweeps.engine.gram.recorder import Workspace
 from grpo_sweeps.engine.gram.sums import WeightSums
 
@@ -40,7 +40,7 @@ def sums_of(form, layout, y, x, block_bytes, blocks):
     sums = WeightSums(layout, plan, weight, form, block_bytes, Workspace())
     for low, high in blocks:
         sums.add(y[:, :, low:high], x, low)
-    record = reduce_partials([sums.partial()], layout, plan)[0]
+    record = Reduction([sums.partial()], [0], layout, plan).read(1)[0]
     return record[:-1], record[-1], sums.grad
 
 

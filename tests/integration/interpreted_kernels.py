@@ -9,7 +9,7 @@ import torch
 
 from grpo_sweeps.engine.gram.kernels import norm_rows, onepass
 from grpo_sweeps.engine.gram.layout import RowLayout
-from grpo_sweeps.engine.gram.partials import Record, SlotPlan, Slots, reduce_partials
+from grpo_sweeps.engine.gram.partials import Record, Reduction, SlotPlan, Slots
 from grpo_sweeps.engine.gram.recorder import Workspace
 from grpo_sweeps.engine.gram.sums import WeightSums
 
@@ -33,8 +33,8 @@ def one_pass(sizes: list[int], cross: bool, T: int, o: int, i: int, blocks: list
         total = torch.full((product[0].numel(),), torch.nan)
         onepass.add_block(product, layout.weights(torch.float32), grad[block], total, slots, plan, first=index == 0)
     found, expected = (
-        reduce_partials([Slots(slots)], layout, plan),
-        reduce_partials([reference.partial()], layout, plan),
+        Reduction([Slots(slots)], [0], layout, plan).read(1),
+        Reduction([reference.partial()], [0], layout, plan).read(1),
     )
     assert isinstance(reference.partial(), Record)
     grams = float((found - expected).abs().max() / expected.abs().max())

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from grpo_sweeps.engine.gram.claims import Claim, layer_of
 from grpo_sweeps.engine.gram.layout import GramError, RowLayout, back_to_back, squared_norm
-from grpo_sweeps.engine.gram.partials import Partial, SlotPlan, reduce_partials
+from grpo_sweeps.engine.gram.partials import Partial, Reduction, SlotPlan
 from grpo_sweeps.engine.gram.precision import floor_of, tolerance_of, widest_eps
 from grpo_sweeps.engine.gram.recorder import Recorder, state_of
 
@@ -32,10 +32,11 @@ class Measurement:
         self._parameters = {claim.name: claim.parameter for claim in claims}
         self.plan = SlotPlan.of(layout)
         self._grads_before = {name: _grad_state(parameter) for name, parameter in self._parameters.items()}
-        self._records: Tensor | None = None  # (parameters, flat_size + 1) on the host
+        self._reduction: Reduction | None = None
+        self._records: Tensor | None = None  # (parameters, flat_size + 1) on the host, once read
 
     def _finish(self, recorders: list[Recorder]) -> None:
-        """Reduce what the recorders kept, after making sure that no gradient came around a claimed module."""
+        """Begin to reduce what the recorders kept, after making sure that no gradient came around a claimed module."""
         partials: dict[str, list[Partial]] = {name: [] for name in self._parameters}
         for recorder in recorders:
             if recorder.partial is not None:
@@ -51,8 +52,7 @@ class Measurement:
             return
         flat = [partial for kept in partials.values() for partial in kept]
         owners = [index for index, kept in enumerate(partials.values()) for _ in kept]
-        records = torch.zeros(len(partials), self.layout.flat_size + 1, dtype=torch.float64)
-        self._records = records.index_add_(0, torch.tensor(owners), reduce_partials(flat, self.layout, self.plan))
+        self._reduction = Reduction(flat, owners, self.layout, self.plan)
         self._refuse_bypasses({recorder.name: recorder.handed for recorder in recorders})
 
     def _refuse_bypasses(self, handed: dict[str, tuple[int, int] | None]) -> None:
@@ -91,13 +91,16 @@ class Measurement:
     @property
     def measured(self) -> bool:
         """Did a backward run in the block?"""
-        return self._records is not None
+        return self._reduction is not None
 
     def _read(self) -> Tensor:
-        if self._records is None:
+        """Waits for the device at the first time, and not at the block's end: what the host does meanwhile is free."""
+        if self._reduction is None:
             raise GramError(
                 "nothing was measured: read results after the block, in which row_sums.sum().backward() must have run"
             )
+        if self._records is None:
+            self._records = self._reduction.read(len(self._parameters))
         return self._records
 
     def _labels(self, by: By) -> list[str]:
@@ -118,7 +121,7 @@ class Measurement:
         records = self._read()[:, :-1]
         labels = self._labels(by)
         if by == "whole":
-            return self._groups(records.sum(0))
+            return self._groups(sum_of(records))
         sums: dict[str, Tensor] = {}
         for label, record in zip(labels, records, strict=True):
             sums[label] = sums[label] + record if label in sums else record
@@ -132,7 +135,7 @@ class Measurement:
 
     def matrix(self) -> Tensor:
         """(rows, rows) float64 with the products between groups; needs one group or cross_groups=True."""
-        return self._full(self._read()[:, :-1].sum(0))
+        return self._full(sum_of(self._read()[:, :-1]))
 
     def parameter_matrix(self, name: str) -> Tensor:
         """`matrix()` of one parameter."""
@@ -175,6 +178,11 @@ class Measurement:
                 f"they differ by {miss:.3g}, allowed are {tol:.1g} x |w|'|K||w| = {tol * scale:.3g}"
             )
         return miss / scale if scale else 0.0
+
+
+def sum_of(records: Tensor) -> Tensor:
+    """Their sum, by numpy for the reason that `Reduction` gives."""
+    return torch.from_numpy(records.numpy().sum(0))
 
 
 def _grad_state(parameter: nn.Parameter) -> tuple[int, int] | None:

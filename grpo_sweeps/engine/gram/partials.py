@@ -16,6 +16,7 @@ import functools
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -137,23 +138,45 @@ class Rows:
 Partial = Record | Slots | Rows
 
 
-def reduce_partials(partials: Sequence[Partial], layout: RowLayout, plan: SlotPlan) -> Tensor:
-    """(len(partials), flat_size + 1) float64 on the host, with one transfer, the last thing the block waits for."""
-    groups: dict[tuple[type, torch.Size, torch.dtype], list[int]] = {}
-    for index, partial in enumerate(partials):
-        groups.setdefault((type(partial), partial.values.shape, partial.values.dtype), []).append(index)
-    records: list[Tensor] = []
-    for (kind, _, _), members in groups.items():
-        stacked = torch.stack([partials[index].values for index in members])
-        if kind is Slots:
-            stacked = stacked.sum(1).index_select(1, plan.columns_on(stacked.device))
-        elif kind is Rows:
-            totals = torch.stack([partials[index].total for index in members])  # type: ignore[union-attr]
-            stacked = records_of_rows(stacked, totals, layout)
-        records.append(stacked)
-    order = torch.tensor([index for members in groups.values() for index in members])
-    found = torch.cat(records).cpu()
-    return torch.empty_like(found).index_copy_(0, order, found)
+class Reduction:
+    """Records of many partials on their way to the host, in one transfer: nothing waits for them before `read`.
+
+    owners: for each partial the row of the result that it is added to.
+
+    What is left to do on the host is done by numpy. A few of torch's operators there open an OpenMP region for any
+    size, which ends when the slowest core has been there: on a shared host that held up steps by 30 to 55 ms.
+    """
+
+    def __init__(self, partials: Sequence[Partial], owners: Sequence[int], layout: RowLayout, plan: SlotPlan) -> None:
+        groups: dict[tuple[type, torch.Size, torch.dtype], list[int]] = {}
+        for index, partial in enumerate(partials):
+            groups.setdefault((type(partial), partial.values.shape, partial.values.dtype), []).append(index)
+        records: list[Tensor] = []
+        for (kind, _, _), members in groups.items():
+            stacked = torch.stack([partials[index].values for index in members])
+            if kind is Slots:
+                stacked = stacked.sum(1).index_select(1, plan.columns_on(stacked.device))
+            elif kind is Rows:
+                totals = torch.stack([partials[index].total for index in members])  # type: ignore[union-attr]
+                stacked = records_of_rows(stacked, totals, layout)
+            records.append(stacked)
+        found = torch.cat(records)
+        self._arrived: torch.cuda.Event | None = None
+        if found.is_cuda:
+            host = torch.empty(found.shape, dtype=found.dtype, pin_memory=True)
+            found = host.copy_(found, non_blocking=True)
+            self._arrived = torch.cuda.Event()
+            self._arrived.record(torch.cuda.current_stream(partials[0].values.device))
+        self._found = found
+        self._owners = [owners[index] for members in groups.values() for index in members]
+
+    def read(self, rows: int) -> Tensor:
+        """(rows, flat_size + 1) float64 on the host; zeros for who owns nothing."""
+        if self._arrived is not None:
+            self._arrived.synchronize()
+        records = np.zeros((rows, self._found.shape[1]))
+        np.add.at(records, self._owners, self._found.numpy())
+        return torch.from_numpy(records)
 
 
 def records_of_rows(rows_PBN: Tensor, totals_PN: Tensor, layout: RowLayout) -> Tensor:

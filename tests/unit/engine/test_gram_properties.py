@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from grpo_sweeps.engine.gram import GradientGram
 from grpo_sweeps.engine.gram.forms import prefer_ghost
 from grpo_sweeps.engine.gram.layout import RowLayout, squared_norm
-from grpo_sweeps.engine.gram.partials import SlotPlan, reduce_partials
+from grpo_sweeps.engine.gram.partials import Reduction, SlotPlan
 from grpo_sweeps.engine.gram.precision import floor_of
 from grpo_sweeps.engine.gram.recorder import Workspace
 from grpo_sweeps.engine.gram.sums import WeightSums, ghost_gram
@@ -119,7 +119,7 @@ def test_linear_forms_agree_with_the_rows_themselves(groups, T, o, i, block_byte
     for form in ("blocks", "ghost"):
         sums = WeightSums(layout, plan, torch.empty(o, i, dtype=torch.float64), form, block_bytes, Workspace())
         sums.add(y, x)
-        record = reduce_partials([sums.partial()], layout, plan)[0]
+        record = Reduction([sums.partial()], [0], layout, plan).read(1)[0]
         assert torch.allclose(record[:-1], expected, rtol=1e-11, atol=1e-11)
         assert torch.allclose(sums.grad, total, rtol=1e-11, atol=1e-11)
         assert torch.allclose(record[-1], squared_norm(total), rtol=1e-11, atol=1e-11)

@@ -8,11 +8,11 @@ from grpo_sweeps.engine.gram.layout import GramError, RowLayout
 from grpo_sweeps.engine.gram.partials import (
     MAX_ROWS,
     Record,
+    Reduction,
     Rows,
     SlotPlan,
     Slots,
     plan_for,
-    reduce_partials,
     row_tiles,
 )
 
@@ -55,7 +55,7 @@ def test_slots_and_rows_give_the_flat_gram(sizes, cross):
     total = layout.weights_B @ rows
     expected = torch.cat([*(gram.flatten() for gram in grams), total.square().sum().reshape(1)])
     slots = Slots(slots_as_a_kernel_would(rows, layout, plan))
-    found = reduce_partials([Record(expected), slots, Rows(rows, total), slots], layout, plan)
+    found = Reduction([Record(expected), slots, Rows(rows, total), slots], [0, 1, 2, 3], layout, plan).read(4)
     assert found.shape == (4, layout.flat_size + 1)
     for row in found:
         assert torch.allclose(row, expected, rtol=1e-12, atol=1e-12)
@@ -87,7 +87,7 @@ def test_slots_are_not_given_out_twice():
 def test_the_norm_is_the_gradients_and_not_the_grams():
     layout = layout_of([3])
     rows = torch.randn(3, 5, dtype=torch.float64)
-    found = reduce_partials([Rows(0 * rows, layout.weights_B @ rows)], layout, SlotPlan.of(layout))[0]
+    found = Reduction([Rows(0 * rows, layout.weights_B @ rows)], [0], layout, SlotPlan.of(layout)).read(1)[0]
     assert not found[:-1].any() and found[-1] > 0
 
 
