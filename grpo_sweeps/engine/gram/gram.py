@@ -22,13 +22,15 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from grpo_sweeps.engine.gram.claims import claim_parameters, plain_name
+from grpo_sweeps.engine.gram.claims import claim_parameters
+from grpo_sweeps.engine.gram.delivery import Delivery
 from grpo_sweeps.engine.gram.forms import FORMS, Form
 from grpo_sweeps.engine.gram.large_group import LargeGroup, Store, room_for
 from grpo_sweeps.engine.gram.layout import GramError, RowLayout, reduced_float32
 from grpo_sweeps.engine.gram.linear import Options
 from grpo_sweeps.engine.gram.measurement import Measurement
-from grpo_sweeps.engine.gram.patch import Recorders, patch, unpatch
+from grpo_sweeps.engine.gram.patch import MeasuredModules, Recorders, patch, unpatch
+from grpo_sweeps.engine.gram.places import Places
 from grpo_sweeps.engine.gram.precision import widest_eps
 from grpo_sweeps.engine.gram.recompute import Frame, Recompute, exchanged
 from grpo_sweeps.engine.gram.recorder import Workspace
@@ -59,9 +61,9 @@ class GradientGram:
         self.model = model
         self.compile_between = compile_between
         self.claims = claim_parameters(model)
-        self.claimed = {claim.name for claim in self.claims}
-        self.places = parameter_places(model)
-        self.device = self.claims[0].parameter.device
+        self.places = Places(model, {claim.name for claim in self.claims})
+        self.device = self.places.device
+        self.measured = MeasuredModules(self.claims)
         self.recompute = Recompute(model)
         self.ends: set[str] = set()  # modules at which a checkpoint's recomputation was seen to end
         self.options = Options(form, block_bytes or block_bytes_for(self.device), Workspace())
@@ -101,7 +103,7 @@ class GradientGram:
         """
         layout = RowLayout.build([size], weights, False, self.device)
         room = room_for(self.device) if device_bytes is None else device_bytes
-        group = LargeGroup(self.claims, layout, self._dtype(), self.options, self._block, room)
+        group = LargeGroup(self.claims, self.measured, layout, self._dtype(), self.options, self._block, room)
         try:
             yield group
             group.close()
@@ -110,33 +112,38 @@ class GradientGram:
 
     @contextmanager
     def _block(self, layout: RowLayout, store: Store | None = None) -> Iterator[Measurement]:
-        self._refuse_changes()
+        self.places.look()
+        self._refuse_modes()
         measurement = Measurement(self.claims, layout, self._dtype())
-        recorders = Recorders(self.claims, layout, measurement.plan, self.options, store)
+        between = self._compiles_between()
+        waits = store is None and not between and measurement.may_wait
+        delivery = Delivery(measurement.parameters, layout) if waits else None
+        recorders = Recorders(self.measured, layout, measurement.plan, self.options, store, delivery)
         # The first block of a checkpointed model shows the ends.
         exchange = self.recompute.exchangeable() if self.ends else []
         frame = Frame()
-        between = self._compiles_between()
-        modules = patch(recorders, self.ends, frame, between)
+        forwards = patch(self.measured, recorders, self.ends, frame, between)
         try:
             # Python nodes of a backward cost more on autograd's own threads, which hold no Python state.
             with (
-                nullcontext() if between else uncompiled(self.model),
+                nullcontext() if between else uncompiled(self.places),
                 exchanged(exchange, frame),
                 torch.autograd.set_multithreading_enabled(False),
             ):
                 yield measurement
         finally:
-            unpatch(modules)
+            unpatch(forwards)
             made = recorders.made()
             for recorder in made:
                 recorder.closed = True
+        if delivery is not None:
+            delivery.close()
         measurement._finish(made)
         for recorder in made:  # a loss that is kept keeps them
             recorder.drop()
 
     def _dtype(self) -> torch.dtype:
-        return widest_eps(parameter for _, parameter, _, _ in self.places)
+        return widest_eps(self.places.parameters)
 
     def _compiles_between(self) -> bool:
         """Never under checkpointing: Dynamo traces a checkpoint whole or not at all, and would give up a layer's code
@@ -145,21 +152,7 @@ class GradientGram:
             module.__dict__.get("gradient_checkpointing") and module.training for module in self.model.modules()
         )
 
-    def _refuse_changes(self) -> None:
-        """Every block pays for this, so no names are made."""
-        for name, parameter, owner, attribute in self.places:
-            trains = parameter.requires_grad
-            if trains != (name in self.claimed) or owner._parameters.get(attribute) is not parameter:
-                raise GramError(
-                    f"parameter {name} was frozen, unfrozen or replaced since GradientGram was made: make a new one"
-                )
-            if trains and parameter.device != self.device:
-                raise GramError(
-                    f"parameter {name} moved to {parameter.device} since GradientGram was made: make a new one"
-                )
-        found = sum(p is not None for module in every_module(self.model) for p in module._parameters.values())
-        if found != len(self.places):
-            raise GramError("the model gained or lost parameters since GradientGram was made: make a new one")
+    def _refuse_modes(self) -> None:
         if torch.is_autocast_enabled(self.device.type):
             raise GramError("autocast is on, which mixes dtypes: load the model in the dtype to train in")
         if self.device.type == "cuda" and reduced_float32():
@@ -168,36 +161,16 @@ class GradientGram:
             )
 
 
-def every_module(model: nn.Module) -> list[nn.Module]:
-    """`model.modules()` in another order, in a tenth of its time: a block begins with it."""
-    found, seen = [model], {model}
-    for module in found:
-        fresh = [child for child in module._modules.values() if child is not None and child not in seen]
-        seen.update(fresh)
-        found.extend(dict.fromkeys(fresh))
-    return found
-
-
-def uncompiled(model: nn.Module) -> AbstractContextManager[Any]:
+def uncompiled(places: Places) -> AbstractContextManager[Any]:
     """Run what torch.compile compiled as it was written, in the model or around it. Where nothing was, the stance is
     left alone: every Python frame pays for it."""
     eval_frame = sys.modules.get("torch._dynamo.eval_frame")  # transformers loads it, compiled or not
     if eval_frame is None:
         return nullcontext()
     backends = getattr(eval_frame, "cached_backends", {"unknown": "torch has changed"})
-    compiled = any(backend is not None for backend in backends.values()) or any(
-        module.__dict__.get("_compiled_call_impl") is not None or type(module).__name__ == "OptimizedModule"
-        for module in every_module(model)
+    compiled = (
+        places.wrapped
+        or any(backend is not None for backend in backends.values())
+        or any(module.__dict__.get("_compiled_call_impl") is not None for module in places.modules)
     )
     return torch.compiler.set_stance("force_eager") if compiled else nullcontext()
-
-
-def parameter_places(model: nn.Module) -> list[tuple[str, nn.Parameter, nn.Module, str]]:
-    """(name, parameter, module, attribute) of every place that holds a parameter; a shared one has its first name."""
-    names = {id(parameter): plain_name(name) for name, parameter in model.named_parameters()}
-    return [
-        (names[id(parameter)], parameter, module, attribute)
-        for module in model.modules()
-        for attribute, parameter in module._parameters.items()
-        if parameter is not None
-    ]

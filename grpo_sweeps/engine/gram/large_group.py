@@ -31,7 +31,7 @@ from grpo_sweeps.engine.gram.layout import GramError, RowLayout
 from grpo_sweeps.engine.gram.linear import Options
 from grpo_sweeps.engine.gram.measurement import GramCheckError, Measurement
 from grpo_sweeps.engine.gram.partials import Partial, Rows
-from grpo_sweeps.engine.gram.patch import Recorders
+from grpo_sweeps.engine.gram.patch import MeasuredModules, Recorders
 from grpo_sweeps.engine.gram.precision import tolerance_of, widest_eps
 from grpo_sweeps.engine.gram.recorder import Recorder
 
@@ -61,7 +61,9 @@ class Kept:
 
 
 def backward_again(recorder: Recorder, gy: Tensor, *saved: Tensor) -> Partial:
-    return recorder.backward(gy, *saved)[1]
+    partial = recorder.backward(gy, *saved)[1]
+    assert partial is not None  # nothing of a large group is delivered later
+    return partial
 
 
 class Store:
@@ -131,6 +133,7 @@ class LargeGroup(Measurement):
     def __init__(
         self,
         claims: list[Claim],
+        modules: MeasuredModules,
         layout: RowLayout,
         model_dtype: torch.dtype,
         options: Options,
@@ -139,7 +142,7 @@ class LargeGroup(Measurement):
     ) -> None:
         super().__init__(claims, layout, model_dtype)
         self.parts: list[tuple[slice, Measurement]] = []
-        self._options, self._open_block = options, open_block
+        self._modules, self._options, self._open_block = modules, options, open_block
         self._store = Store(room)
         self._versions = self._parameter_versions()
         self._device = layout.weights_B.device
@@ -173,7 +176,7 @@ class LargeGroup(Measurement):
             raise GramError(f"the parts hold {seen} rows, but the group was opened with {self.layout.rows}")
         if self._parameter_versions() != self._versions:
             raise GramError("a parameter changed while the group was open: its parts are of different models")
-        recorders = Recorders(self._claims, self.layout, self.plan, self._options).every()
+        recorders = Recorders(self._modules, self.layout, self.plan, self._options).every()
         with torch.no_grad():
             self._measure(recorders)
         self._finish(recorders)

@@ -7,6 +7,7 @@ so that a block of unequal groups costs no more than it must.
 
 from __future__ import annotations
 
+import functools
 import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -81,20 +82,20 @@ class RowLayout:
             raise GramError(f"weights={given.tolist()}: every weight must be finite")
         return cls(sizes, given.to(device=device, dtype=torch.float64), bool(cross_groups))
 
-    @property
+    @functools.cached_property
     def rows(self) -> int:
         return sum(self.group_sizes)
 
-    @property
+    @functools.cached_property
     def unit_sizes(self) -> tuple[int, ...]:
         return (self.rows,) if self.cross_groups else self.group_sizes
 
-    @property
+    @functools.cached_property
     def units(self) -> list[slice]:
         """The rows of each unit."""
         return back_to_back(self.unit_sizes)
 
-    @property
+    @functools.cached_property
     def flat_size(self) -> int:
         return sum(size * size for size in self.unit_sizes)
 

@@ -89,6 +89,18 @@ class Measurement:
         return float(self.layout.weights_B.cpu().abs() @ norms)
 
     @property
+    def parameters(self) -> list[nn.Parameter]:
+        """What is claimed, each once."""
+        return list(self._parameters.values())
+
+    @property
+    def may_wait(self) -> bool:
+        """May gradients be handed to autograd late, at the end of the backward? See `delivery`."""
+        return not any(self._grads_before.values()) and not any(
+            parameter._post_accumulate_grad_hooks for parameter in self._parameters.values()
+        )
+
+    @property
     def measured(self) -> bool:
         """Did a backward run in the block?"""
         return self._reduction is not None
@@ -104,7 +116,7 @@ class Measurement:
         return self._records
 
     def _labels(self, by: By) -> list[str]:
-        if by not in ("whole", "layer", "parameter"):
+        if by not in ("layer", "parameter"):
             raise GramError(f"by={by!r}: whole, layer or parameter")
         names = list(self._parameters)
         return names if by == "parameter" else [layer_of(name) for name in names]
@@ -119,9 +131,9 @@ class Measurement:
         """One (R, R) float64 Gram a group, on the CPU; by="layer"|"parameter": {name: such a list}, adding up to the
         whole."""
         records = self._read()[:, :-1]
-        labels = self._labels(by)
         if by == "whole":
             return self._groups(sum_of(records))
+        labels = self._labels(by)
         sums: dict[str, Tensor] = {}
         for label, record in zip(labels, records, strict=True):
             sums[label] = sums[label] + record if label in sums else record

@@ -16,26 +16,20 @@ from torch import Tensor, nn
 
 from grpo_sweeps.engine.gram.forms import kernels
 from grpo_sweeps.engine.gram.layout import HALF_TYPES, accumulation_dtype
-from grpo_sweeps.engine.gram.partials import Partial, Rows
-from grpo_sweeps.engine.gram.recorder import BiasRecorder, Recorder, direct, refuse_graph
+from grpo_sweeps.engine.gram.recorder import BiasRecorder, Formed, Recorder, direct, refuse_graph
 
 
-class Stand:
-    """Stands in for `module` as the `self` of its own forward, with some attributes replaced (parameters, mostly)."""
-
-    def __init__(self, module: nn.Module, **replaced: Any) -> None:
-        self.__dict__.update(replaced)
-        self.__dict__["_module"] = module
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self.__dict__["_module"], name)
-
-
-def run_with(module: nn.Module, parameters: dict[str, Tensor | None], *args: Any, **kwargs: Any) -> Tensor:
+def run_with(module: nn.Module, parameters: dict[str, Tensor | None], x: Tensor) -> Tensor:
     """The module's own forward on other parameters."""
     if type(module).forward is nn.Linear.forward:  # the common case, and the same call
-        return F.linear(args[0], parameters["weight"], parameters["bias"])  # type: ignore[arg-type]
-    return type(module).forward(Stand(module, **parameters), *args, **kwargs)
+        return F.linear(x, parameters["weight"], parameters["bias"])  # type: ignore[arg-type]
+    own: dict[str, Any] = module._parameters
+    kept = own.copy()
+    own.update(parameters)
+    try:
+        return type(module).forward(module, x)  # type: ignore[no-any-return]
+    finally:
+        own.update(kept)
 
 
 def row_shape(rows: int, x_dim: int, H: int) -> tuple[int, ...]:
@@ -79,11 +73,20 @@ class RowWeightRecorder(Recorder):
 
     def row_weights(self, x_dim: int) -> Tensor:
         shape = row_shape(self.layout.rows, x_dim, self.parameter.shape[0])
-        return direct(RowWeights, self.parameter, self, shape)
+        if self.delivery is None:
+            return direct(RowWeights, self.parameter, self, shape)
+        rows = self.parameter.detach().expand(shape).requires_grad_()
+        rows.register_post_accumulate_grad_hook(self.take_rows)
+        return rows
 
-    def backward(self, gy: Tensor, *saved: Tensor) -> tuple[Tensor, Partial]:
-        rows = gy.reshape(self.layout.rows, -1)
-        return self.from_rows(rows.to(accumulation_dtype(rows.dtype)))
+    def take_rows(self, rows: Tensor) -> None:
+        refuse_graph()
+        grad, rows.grad = rows.grad, None
+        assert grad is not None
+        self.run_backward(grad)
+
+    def backward(self, gy: Tensor, *saved: Tensor) -> Formed:
+        return self.from_rows(gy.reshape(self.layout.rows, -1))
 
 
 class NormScaleRecorder(Recorder):
@@ -95,9 +98,9 @@ class NormScaleRecorder(Recorder):
         self.centred = centred
         self.eps = eps
         self.with_bias = False  # True: the bias is measured too, and what it gets is made here
-        self.for_bias: tuple[Tensor, Partial] | None = None
+        self.for_bias: Tensor | None = None  # (B, N), its rows' gradients
 
-    def backward(self, gy: Tensor, *saved: Tensor) -> tuple[Tensor, Partial]:
+    def backward(self, gy: Tensor, *saved: Tensor) -> Formed:
         (x,) = saved
         rows, H = self.layout.rows, x.shape[-1]
         x_BTH, gy_BTH = x.reshape(rows, -1, H), gy.reshape(rows, -1, H)
@@ -111,15 +114,13 @@ class NormScaleRecorder(Recorder):
             scaled = F.rms_norm(wide, shape, None, self.epsilon(x)).mul_(gy_BTH)
         return self.from_rows(scaled.sum(1))
 
-    def by_kernel(self, x_BTH: Tensor, gy_BTH: Tensor) -> tuple[Tensor, Partial]:
+    def by_kernel(self, x_BTH: Tensor, gy_BTH: Tensor) -> Formed:
         kernel: Any = kernels("norm_rows")
         rows = kernel.add_rows(x_BTH, gy_BTH, self.epsilon(x_BTH), self.centred, self.with_bias)
         if not self.with_bias:
             return self.from_rows(rows)
-        total = self.layout.weighted_sum(rows.flatten(1)).view(2, -1)
-        grad = total.to(self.parameter.dtype)
-        self.for_bias = grad[1], Rows(rows[:, 1], total[1])
-        return grad[0], Rows(rows[:, 0], total[0])
+        self.for_bias = rows[:, 1]
+        return self.from_rows(rows[:, 0])
 
     def epsilon(self, x: Tensor) -> float:
         """torch's RMSNorm without eps takes the machine epsilon of its input."""
@@ -134,9 +135,9 @@ class NormBiasRecorder(BiasRecorder):
         self.weight = weight
         weight.with_bias = True
 
-    def backward(self, gy: Tensor, *saved: Tensor) -> tuple[Tensor, Partial]:
-        made, self.weight.for_bias = self.weight.for_bias, None
-        return super().backward(gy, *saved) if made is None else made
+    def backward(self, gy: Tensor, *saved: Tensor) -> Formed:
+        rows, self.weight.for_bias = self.weight.for_bias, None
+        return super().backward(gy, *saved) if rows is None else self.from_rows(rows)
 
 
 def takes_norm_kernel(x: Tensor) -> bool:

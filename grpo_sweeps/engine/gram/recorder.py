@@ -12,7 +12,6 @@ No module hooks: checkpointing recomputes forwards, but each node of the backwar
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -22,7 +21,12 @@ from grpo_sweeps.engine.gram.layout import GramError, RowLayout, accumulation_dt
 from grpo_sweeps.engine.gram.partials import Partial, Rows
 
 if TYPE_CHECKING:
+    from grpo_sweeps.engine.gram.delivery import Delivery
     from grpo_sweeps.engine.gram.large_group import Store
+
+
+# The gradient and what the Gram is made of, or neither yet.
+Formed = tuple[Tensor, Partial] | tuple[None, None]
 
 
 class Workspace:
@@ -43,22 +47,26 @@ class Workspace:
 class Recorder:
     """One use of one parameter in one block.
 
-    A subclass says how the rows' gradients follow from the output gradient: `backward(gy, *saved) -> (grad, partial)`.
-    After the backward `partial` holds what the Gram is made of, and `handed` where the gradient lay that autograd was
-    given, and in which version: if `.grad` is that very tensor, nothing else has been added to it.
+    A subclass says how the rows' gradients follow from the output gradient: `backward(gy, *saved) -> (grad, partial)`,
+    or None twice where `delivery` forms both later. After the backward `partial` holds what the Gram is made of, and
+    `handed` where the gradient lay that autograd was given, and in which version: if `.grad` is that very tensor,
+    nothing else has been added to it.
     """
+
+    # What a block begins with; made anew for every parameter in every block, so what need not be set is not.
+    store: Store | None = None  # set in a part of a large group
+    delivery: Delivery | None = None  # set where the block has one
+    partial: Partial | None = None
+    handed: tuple[int, int] | None = None
+    calls = 0
+    backwards = 0
+    closed = False
 
     def __init__(self, name: str, module_name: str, parameter: nn.Parameter, layout: RowLayout) -> None:
         self.name = name
         self.module_name = module_name
         self.parameter = parameter
         self.layout = layout
-        self.store: Store | None = None  # set in a part of a large group
-        self.partial: Partial | None = None
-        self.handed: tuple[int, int] | None = None
-        self.calls = 0
-        self.backwards = 0
-        self.closed = False
 
     def begin(self, first_dim: int) -> None:
         """Count a forward that will be differentiated. A recomputation (inside a backward) is no new forward."""
@@ -79,9 +87,11 @@ class Recorder:
                 "are refused"
             )
 
-    def run_backward(self, gy: Tensor, *saved: Tensor) -> Tensor:
+    def run_backward(self, gy: Tensor, *saved: Tensor) -> Tensor | None:
         self.begin_backward()
         grad, partial = self.backward(gy, *saved)
+        if grad is None or partial is None:
+            return None
         if self.store is not None:
             self.store.add(self, partial, (gy, *saved))
         return self.keep(grad, partial)
@@ -103,13 +113,18 @@ class Recorder:
         if self.backwards > 1:
             raise GramError(f"parameter {self.name} (module {self.module_name}) met a second backward in one block")
 
-    def backward(self, gy: Tensor, *saved: Tensor) -> tuple[Tensor, Partial]:
+    def backward(self, gy: Tensor, *saved: Tensor) -> Formed:
         raise NotImplementedError(type(self).__name__)
 
-    def from_rows(self, rows_BN: Tensor) -> tuple[Tensor, Partial]:
+    def from_rows(self, rows_BN: Tensor) -> Formed:
         """Gradient and partial of a small parameter from its rows' gradients, formed whole (biases and norms)."""
+        if self.delivery is not None:
+            self.delivery.put_rows(self, rows_BN)
+            return None, None
+        rows_BN = rows_BN.to(accumulation_dtype(rows_BN.dtype))
         total = self.layout.weighted_sum(rows_BN)
-        return total.to(self.parameter.dtype), Rows(rows_BN, total)
+        # A copy in any case: autograd would make one of a gradient that is held elsewhere, and `handed` be in vain.
+        return total.to(self.parameter.dtype, copy=True), Rows(rows_BN, total)
 
 
 def direct(function: type[torch.autograd.Function], *args: Any) -> Tensor:
@@ -130,12 +145,16 @@ def state_of(tensor: Tensor) -> tuple[int, int]:
 
 
 class Uses:
-    """The recorders of one module in one block, fed by one `Carry`."""
+    """The recorders of one module in one block, by attribute: fed together, by one `Carry` or one hook."""
 
-    def __init__(self, recorders: Sequence[Recorder]) -> None:
-        self.recorders = recorders
-        self.parameters = [recorder.parameter for recorder in recorders]
-        self.gradients: list[Tensor] = []
+    def __init__(self, of: dict[str, Recorder]) -> None:
+        self.recorders = list(of.values())
+        self.weight = of.get("weight")
+        self.gradients: list[Tensor | None] = []
+
+    @property
+    def parameters(self) -> list[nn.Parameter]:
+        return [recorder.parameter for recorder in self.recorders]
 
     def carry(self, x: Tensor) -> Tensor:
         """x, for the module to work on."""
@@ -147,6 +166,31 @@ class Uses:
         # On the node and not on y: hooks that change y's gradient have run by then.
         output: Any = y.grad_fn
         output.register_prehook(lambda gys: self.receive(gys[0], node))
+
+    def deliver(self, y: Tensor, x: Tensor, delivery: Delivery) -> None:
+        """As `watch`, for a module that worked on x itself and leaves its gradients with `delivery`."""
+        # Kept as autograd keeps what it saves: until it is used, and not if it was changed since.
+        kept, version = [x], x._version
+
+        def receive(gys: tuple[Tensor | None, ...]) -> None:
+            refuse_graph()
+            (gy,) = gys
+            if gy is None:
+                return
+            inputs = [kept.pop()] if kept else []  # none: a second backward, which the recorders refuse
+            if any(x._version != version for x in inputs):
+                raise GramError(
+                    f"module {self.recorders[0].module_name}: its input was changed in place after it had been used"
+                )
+            for recorder in self.recorders:
+                grad = recorder.run_backward(gy, *inputs)
+                if grad is not None:
+                    delivery.put(recorder.parameter, grad)
+
+        # A view that is changed in place leaves its node, but its base's stays under the change.
+        made = y._base if y._is_view() else y
+        node: Any = made.grad_fn  # type: ignore[union-attr]
+        node.register_prehook(receive)
 
     def receive(self, gy: Tensor | None, node: Any) -> None:
         refuse_graph()
@@ -192,6 +236,6 @@ class BiasRecorder(Recorder):
     """Bias of a linear map: a row's gradient is the sum of its output gradients over everything but the last
     dimension."""
 
-    def backward(self, gy: Tensor, *saved: Tensor) -> tuple[Tensor, Partial]:
+    def backward(self, gy: Tensor, *saved: Tensor) -> Formed:
         gy_BTN = gy if gy.dim() == 3 else gy.reshape(self.layout.rows, -1, gy.shape[-1])
         return self.from_rows(gy_BTN.sum(1, dtype=accumulation_dtype(gy.dtype)))

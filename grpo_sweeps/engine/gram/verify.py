@@ -85,7 +85,7 @@ def verify_against_autograd(
     kept = [parameter.grad for parameter in parameters]
     devices = [gram.device] if gram.device.type == "cuda" else []
     try:
-        with uncompiled(gram.model):
+        with uncompiled(gram.places):
             with torch.random.fork_rng(devices=devices):
                 plain_sums, plain = _plain_gradients(row_sums_fn, parameters, weights)
             for parameter in parameters:

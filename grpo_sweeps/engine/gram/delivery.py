@@ -1,0 +1,87 @@
+"""The gradients of a block on their way into `.grad`, handed to autograd all at once.
+
+A node of one's own in every measured module, only to hand its parameter's gradient to autograd, costs the host more
+than the module's product does in a small model. So one node at the head of the block has edges to all parameters, and
+modules leave their gradients with it. It is made before the nodes of these modules, and autograd prefers those that
+were made later, so it runs last. The sums of biases and norms wait for it too, and are formed together.
+
+Used where the gradients may wait: nothing is in `.grad` yet (they would lie beside it until the end of the backward)
+and no hook wants them one by one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from grpo_sweeps.engine.gram.layout import RowLayout, accumulation_dtype
+from grpo_sweeps.engine.gram.partials import Rows
+from grpo_sweeps.engine.gram.recorder import Recorder, direct, refuse_graph
+
+
+class Delivery:
+    """parameters: each once. It takes part from the moment when `attach` was called."""
+
+    def __init__(self, parameters: Sequence[nn.Parameter], layout: RowLayout) -> None:
+        self.attached = False
+        self._parameters = list(parameters)
+        self._layout = layout
+        self._gradients: dict[nn.Parameter, Tensor] = {}
+        self._waiting: list[tuple[Recorder, Tensor]] = []
+
+    def attach(self, y: Tensor) -> Tensor:
+        """y, at the head of all that delivers here."""
+        self.attached = True
+        return direct(Deliver, y, self, *self._parameters)
+
+    def put(self, parameter: nn.Parameter, gradient: Tensor) -> None:
+        self._gradients[parameter] = gradient
+
+    def put_rows(self, recorder: Recorder, rows_BN: Tensor) -> None:
+        """Rows' gradients whose weighted sum is to be formed, in the model's or the accumulation dtype."""
+        self._waiting.append((recorder, rows_BN))
+
+    def take(self) -> list[Tensor | None]:
+        """A gradient, or none, for every parameter; the sums that waited are formed before."""
+        self._sum_up()
+        gradients, self._gradients = self._gradients, {}
+        return [gradients.get(parameter) for parameter in self._parameters]
+
+    def close(self) -> None:
+        """Deliver what is left where the backward did not come to the head of the block (its output was detached)."""
+        if self._gradients or self._waiting:
+            left = [(p, g) for p, g in zip(self._parameters, self.take(), strict=True) if g is not None]
+            torch.autograd.backward([p for p, _ in left], [g for _, g in left])
+
+    def _sum_up(self) -> None:
+        groups: dict[tuple[torch.Size, torch.dtype, torch.dtype], list[tuple[Recorder, Tensor]]] = {}
+        for recorder, rows in self._waiting:
+            groups.setdefault((rows.shape, rows.dtype, recorder.parameter.dtype), []).append((recorder, rows))
+        self._waiting = []
+        for (_, rows_dtype, dtype), members in groups.items():
+            wide = accumulation_dtype(rows_dtype)
+            rows_PBN = torch.stack([rows for _, rows in members]).to(wide)
+            totals_PN = torch.matmul(self._layout.weights(wide), rows_PBN)
+            # Each in memory of its own, as other gradients are.
+            grads = [torch.empty_like(recorder.parameter) for recorder, _ in members]
+            torch._foreach_copy_(grads, list(totals_PN.to(dtype).unbind()))
+            made = zip(members, rows_PBN.unbind(), totals_PN.unbind(), grads, strict=True)
+            for (recorder, _), rows, total, grad in made:
+                self._gradients[recorder.parameter] = recorder.keep(grad, Rows(rows, total))
+
+
+class Deliver(torch.autograd.Function):
+    """Identity on y (B, ...)."""
+
+    @staticmethod
+    def forward(ctx: Any, y: Tensor, delivery: Delivery, *parameters: Tensor) -> Tensor:
+        ctx.delivery = delivery
+        return torch.ops.aten._unsafe_view(y, y.shape)  # no view: it may be changed in place
+
+    @staticmethod
+    def backward(ctx: Any, gy: Tensor) -> tuple[Tensor | None, ...]:
+        refuse_graph()
+        return (gy, None, *ctx.delivery.take())
