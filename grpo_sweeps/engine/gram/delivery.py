@@ -17,7 +17,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from grpo_sweeps.engine.gram.layout import RowLayout, accumulation_dtype
+from grpo_sweeps.engine.gram.layout import GramError, RowLayout, accumulation_dtype
 from grpo_sweeps.engine.gram.partials import Rows
 from grpo_sweeps.engine.gram.recorder import Recorder, direct, refuse_graph
 
@@ -35,7 +35,7 @@ class Delivery:
     def attach(self, y: Tensor) -> Tensor:
         """y, at the head of all that delivers here."""
         self.attached = True
-        return direct(Deliver, y, self, *self._parameters)
+        return direct(Deliver, y, torch.zeros((), requires_grad=True), self, *self._parameters)
 
     def put(self, parameter: nn.Parameter, gradient: Tensor) -> None:
         self._gradients[parameter] = gradient
@@ -74,14 +74,19 @@ class Delivery:
 
 
 class Deliver(torch.autograd.Function):
-    """Identity on y (B, ...)."""
+    """Identity on y (B, ...). unasked: a leaf that nobody can ask the gradient of."""
 
     @staticmethod
-    def forward(ctx: Any, y: Tensor, delivery: Delivery, *parameters: Tensor) -> Tensor:
+    def forward(ctx: Any, y: Tensor, unasked: Tensor, delivery: Delivery, *parameters: Tensor) -> Tensor:
         ctx.delivery = delivery
         return torch.ops.aten._unsafe_view(y, y.shape)  # no view: it may be changed in place
 
     @staticmethod
     def backward(ctx: Any, gy: Tensor) -> tuple[Tensor | None, ...]:
         refuse_graph()
-        return (gy, None, *ctx.delivery.take())
+        if not torch._C._will_engine_execute_node(ctx.next_functions[1][0]):
+            raise GramError(
+                "autograd.grad and backward(inputs=...) leave out parts of the backward, which would not be measured: "
+                "a block takes row_sums.sum().backward()"
+            )
+        return (gy, None, None, *ctx.delivery.take())

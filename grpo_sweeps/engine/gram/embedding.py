@@ -11,10 +11,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from grpo_sweeps.engine.gram.layout import GramError, RowLayout, accumulation_dtype, squared_norm, unit_inner, wide_bmm
 from grpo_sweeps.engine.gram.partials import Partial, Record
@@ -121,8 +120,17 @@ class TiedLink:
 class EmbeddingRecorder(Recorder):
     """Weight (V, H) of an embedding; `link` when it is tied to the head."""
 
-    def __init__(self, *args: Any, block_bytes: int, padding_idx: int | None, link: TiedLink | None) -> None:
-        super().__init__(*args)
+    def __init__(
+        self,
+        name: str,
+        module_name: str,
+        parameter: nn.Parameter,
+        layout: RowLayout,
+        block_bytes: int,
+        padding_idx: int | None,
+        link: TiedLink | None,
+    ) -> None:
+        super().__init__(name, module_name, parameter, layout)
         self.block_bytes = block_bytes
         self.padding_idx = padding_idx
         self.link = link

@@ -32,7 +32,7 @@ from grpo_sweeps.engine.gram.measurement import Measurement
 from grpo_sweeps.engine.gram.patch import MeasuredModules, Recorders, patch, unpatch
 from grpo_sweeps.engine.gram.places import Places
 from grpo_sweeps.engine.gram.precision import widest_eps
-from grpo_sweeps.engine.gram.recompute import Frame, Recompute, exchanged
+from grpo_sweeps.engine.gram.recompute import Recompute, exchanged
 from grpo_sweeps.engine.gram.recorder import Workspace
 from grpo_sweeps.engine.gram.sums import block_bytes_for
 
@@ -119,20 +119,20 @@ class GradientGram:
         waits = store is None and not between and measurement.may_wait
         delivery = Delivery(measurement.parameters, layout) if waits else None
         recorders = Recorders(self.measured, layout, measurement.plan, self.options, store, delivery)
+        recorders.ends = self.ends
         # The first block of a checkpointed model shows the ends.
         exchange = self.recompute.exchangeable() if self.ends else []
-        frame = Frame()
-        forwards = patch(self.measured, recorders, self.ends, frame, between)
+        forwards = patch(self.measured, recorders, between)
         try:
             # Python nodes of a backward cost more on autograd's own threads, which hold no Python state.
             with (
                 nullcontext() if between else uncompiled(self.places),
-                exchanged(exchange, frame),
+                exchanged(exchange, recorders.frame),
                 torch.autograd.set_multithreading_enabled(False),
             ):
                 yield measurement
         finally:
-            unpatch(forwards)
+            unpatch(self.measured, forwards)
             made = recorders.made()
             for recorder in made:
                 recorder.closed = True

@@ -7,12 +7,12 @@ pairs of rows instead of the diagonal.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
 
-from torch import Tensor
+from torch import Tensor, nn
 
 from grpo_sweeps.engine.gram.embedding import TiedLink
 from grpo_sweeps.engine.gram.forms import Form, choose_form
+from grpo_sweeps.engine.gram.layout import RowLayout
 from grpo_sweeps.engine.gram.partials import Partial, SlotPlan
 from grpo_sweeps.engine.gram.recorder import Recorder, Workspace
 from grpo_sweeps.engine.gram.sums import WeightSums
@@ -31,9 +31,17 @@ class LinearRecorder(Recorder):
     """Weight of a linear map. `transposed` for a weight stored (in, out); `link` when it is tied to the embedding."""
 
     def __init__(
-        self, *args: Any, options: Options, plan: SlotPlan, transposed: bool = False, link: TiedLink | None = None
+        self,
+        name: str,
+        module_name: str,
+        parameter: nn.Parameter,
+        layout: RowLayout,
+        options: Options,
+        plan: SlotPlan,
+        transposed: bool = False,
+        link: TiedLink | None = None,
     ) -> None:
-        super().__init__(*args)
+        super().__init__(name, module_name, parameter, layout)
         self.options = options
         self.plan = plan
         self.transposed = transposed
@@ -49,7 +57,8 @@ class LinearRecorder(Recorder):
     def backward(self, gy: Tensor, *saved: Tensor) -> tuple[Tensor, Partial]:
         (x,) = saved
         rows = self.layout.rows
-        y_BTo, x_BTi = (t if t.dim() == 3 else t.reshape(rows, -1, t.shape[-1]) for t in (gy, x))
+        y_BTo = gy if gy.dim() == 3 else gy.reshape(rows, -1, gy.shape[-1])
+        x_BTi = x if x.dim() == 3 else x.reshape(rows, -1, x.shape[-1])
         left, right = (x_BTi, y_BTo) if self.transposed else (y_BTo, x_BTi)
         sums = self.sums(left.shape[1])
         sums.add(left, right)

@@ -15,7 +15,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from grpo_sweeps.engine.gram.forms import kernels
-from grpo_sweeps.engine.gram.layout import HALF_TYPES, accumulation_dtype
+from grpo_sweeps.engine.gram.layout import HALF_TYPES, RowLayout, accumulation_dtype
 from grpo_sweeps.engine.gram.recorder import BiasRecorder, Formed, Recorder, direct, refuse_graph
 
 
@@ -93,8 +93,16 @@ class NormScaleRecorder(Recorder):
     """Weight of a layer norm (also of layer norm with weight + 1, which has the same gradient) or of torch's
     RMSNorm."""
 
-    def __init__(self, *args: Any, centred: bool, eps: float | None) -> None:
-        super().__init__(*args)
+    def __init__(
+        self,
+        name: str,
+        module_name: str,
+        parameter: nn.Parameter,
+        layout: RowLayout,
+        centred: bool,
+        eps: float | None,
+    ) -> None:
+        super().__init__(name, module_name, parameter, layout)
         self.centred = centred
         self.eps = eps
         self.with_bias = False  # True: the bias is measured too, and what it gets is made here
@@ -130,8 +138,10 @@ class NormScaleRecorder(Recorder):
 class NormBiasRecorder(BiasRecorder):
     """Bias of a norm whose weight is measured as well, by one kernel where there is one."""
 
-    def __init__(self, *args: Any, weight: NormScaleRecorder) -> None:
-        super().__init__(*args)
+    def __init__(
+        self, name: str, module_name: str, parameter: nn.Parameter, layout: RowLayout, weight: NormScaleRecorder
+    ) -> None:
+        super().__init__(name, module_name, parameter, layout)
         self.weight = weight
         weight.with_bias = True
 

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.utils.checkpoint import _StopRecomputationError
 
@@ -34,11 +35,12 @@ class MeasuredModules:
             self.claims.setdefault(claim.module, []).append(claim)
         tied = {c.name for c in claims if c.kind == "embedding"} & {c.name for c in claims if c.kind == "linear"}
         self.tied = sorted(tied)
+        self.block: Any = None  # the open one's Recorders
         self._forwards: dict[type[PatchedForward], list[PatchedForward]] = {}
 
     def forwards(self, kind: type[PatchedForward]) -> list[PatchedForward]:
         if kind not in self._forwards:
-            self._forwards[kind] = [kind(module, claims) for module, claims in self.claims.items()]
+            self._forwards[kind] = [kind(module, claims, self) for module, claims in self.claims.items()]
         return self._forwards[kind]
 
 
@@ -56,33 +58,33 @@ class Recorders:
         delivery: Delivery | None = None,
     ) -> None:
         self.delivery = delivery
+        self.frame = Frame()
+        self.ends: set[str] = set()  # see `PatchedForward.product`; the same from block to block
         self._common = (layout, plan, options)
         self._store = store
         self._claims = modules.claims
         # The two uses of a tied weight share one link.
         self._links = {name: TiedLink(layout) for name in modules.tied}
-        self._of: dict[nn.Module, dict[str, Recorder]] = {}
+        self._of: dict[nn.Module, Uses] = {}
 
-    def of(self, module: nn.Module) -> dict[str, Recorder]:
-        """{attribute: its recorder} of one module."""
-        found = self._of.get(module)
-        if found is None:
-            found = self._of[module] = {}
+    def of(self, module: nn.Module) -> Uses:
+        """The recorders of one module."""
+        uses = self._of.get(module)
+        if uses is None:
             delivery = self.delivery if self.delivery is not None and self.delivery.attached else None
-            norm: NormScaleRecorder | None = None
+            found: dict[str, Recorder] = {}
             for claim in self._claims[module]:
-                recorder = _make(claim, *self._common, self._links.get(claim.name), norm)
+                recorder = found[claim.attribute] = _make(claim, *self._common, self._links, found)
                 recorder.store, recorder.delivery = self._store, delivery
-                norm = recorder if isinstance(recorder, NormScaleRecorder) else norm
-                found[claim.attribute] = recorder
-        return found
+            uses = self._of[module] = Uses(found)
+        return uses
 
     def made(self) -> list[Recorder]:
-        return [recorder for recorders in self._of.values() for recorder in recorders.values()]
+        return [recorder for uses in self._of.values() for recorder in uses.recorders]
 
     def every(self) -> list[Recorder]:
         """Made now where they were not yet, in the order of the model."""
-        return [recorder for module in self._claims for recorder in self.of(module).values()]
+        return [recorder for module in self._claims for recorder in self.of(module).recorders]
 
 
 class PatchedForward(StandInForward):
@@ -91,21 +93,14 @@ class PatchedForward(StandInForward):
     Without gradients (evaluation inside a block, the first pass of reentrant checkpointing) the plain forward runs.
     """
 
-    def __init__(self, module: nn.Module, claims: Sequence[Claim]) -> None:
+    def __init__(self, module: nn.Module, claims: Sequence[Claim], modules: MeasuredModules) -> None:
         self.module = module
         self.module_name = claims[0].module_name
         self.is_linear = type(module).forward is nn.Linear.forward
         self.device_type = claims[0].parameter.device.type
+        self.modules = modules
+        self.uses: Uses | None = None  # of the open block, once the module was called
         self.least_dims = 2 if isinstance(module, nn.Embedding) else 3
-
-    def open(self, block: Recorders, ends: set[str], frame: Frame) -> None:
-        """For one block; ends: see `product`."""
-        self.block, self.ends, self.frame = block, ends, frame
-        self.uses: Uses | None = None
-
-    def close(self) -> None:
-        """Let go of the block, which holds what it measured."""
-        del self.block, self.frame, self.uses
 
     def __call__(self, *args: Any, **kwargs: Any) -> Tensor:
         if not torch.is_grad_enabled():
@@ -113,13 +108,14 @@ class PatchedForward(StandInForward):
         x: Tensor = args[0] if len(args) == 1 and not kwargs else self.one_input(args, kwargs)
         if x.dim() < self.least_dims or torch.is_autocast_enabled(self.device_type):
             self.refuse(x)
+        block = self.modules.block
         uses = self.uses
         if uses is None:
-            uses = self.uses = Uses(self.block.of(self.module))
+            uses = self.uses = block.of(self.module)
         rows = x.shape[0]
         for recorder in uses.recorders:
             recorder.begin(rows)
-        delivery = self.block.delivery
+        delivery = block.delivery
         if delivery is None or not saved_tensors_stay():
             return self.measured(x, uses, None)
         if delivery.attached:
@@ -129,22 +125,39 @@ class PatchedForward(StandInForward):
 
     def measured(self, x: Tensor, uses: Uses, delivery: Delivery | None) -> Tensor:
         """The module's output, with recorders fed. delivery: where they may leave gradients, if they keep x so long."""
-        module, weight = self.module, uses.weight
-        if isinstance(weight, EmbeddingRecorder):
-            weight.see_ids(x)
-            return Tap.apply(run_with(module, self.detached(), x), weight.parameter, weight, x)
+        module = self.module
+        if self.is_linear:
+            return self.linear(x, uses, delivery)
+        weight = uses.weight
         if isinstance(weight, RowWeightRecorder):
             return run_with(module, {"weight": weight.row_weights(x.dim())}, x)
-        ends = self.is_linear and self.module_name in self.ends
-        if self.is_linear and (self.frame.inside if ends else delivery is None):
-            return self.product(x, uses, made=not ends)
+        detached = {name: p if p is None else p.detach() for name, p in module._parameters.items()}
+        if isinstance(weight, EmbeddingRecorder):
+            weight.see_ids(x)
+            return Tap.apply(run_with(module, detached, x), weight.parameter, weight, x)
         carried = uses.carry(x) if delivery is None else x
-        y = run_with(module, self.detached(), carried)
-        if delivery is not None:
+        y = run_with(module, detached, carried)
+        y = torch.ops.aten._unsafe_view.default(y, y.shape) if y._is_view() else y
+        if delivery is None:
+            uses.watch(y, carried)
+        else:
             uses.deliver(y, x, delivery)
+        return y
+
+    def linear(self, x: Tensor, uses: Uses, delivery: Delivery | None) -> Tensor:
+        block = self.modules.block
+        ends = bool(block.ends) and self.module_name in block.ends
+        if block.frame.inside if ends else delivery is None:
+            return self.product(x, uses, made=not ends)
+        own: dict[str, Any] = self.module._parameters
+        weight, bias = own["weight"], own["bias"]
+        carried = uses.carry(x) if delivery is None else x
+        y = F.linear(carried, weight.detach(), None if bias is None else bias.detach())
+        # With a bias y may be a view. Changed in place, it would leave the node that is watched.
+        if delivery is not None:
+            uses.deliver(y._base if y._is_view() else y, x, delivery)  # whose node stays, under the change
             return y
-        if y._is_view():  # changed in place, a view would leave the node that is watched
-            y = torch.ops.aten._unsafe_view.default(y, y.shape)
+        y = torch.ops.aten._unsafe_view.default(y, y.shape) if y._is_view() else y
         uses.watch(y, carried)
         return y
 
@@ -158,11 +171,8 @@ class PatchedForward(StandInForward):
             y = direct(LinearProduct, x, weight, bias, uses, made, *uses.parameters)
             return y if made else y.as_subclass(Unmade)
         except _StopRecomputationError:
-            self.ends.add(self.module_name)
+            self.modules.block.ends.add(self.module_name)
             raise
-
-    def detached(self) -> dict[str, Tensor | None]:
-        return {name: p if p is None else p.detach() for name, p in self.module._parameters.items()}
 
     def one_input(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Tensor:
         if len(args) + len(kwargs) != 1:
@@ -208,26 +218,25 @@ def _make(
     layout: RowLayout,
     plan: SlotPlan,
     options: Options,
-    link: TiedLink | None,
-    norm: NormScaleRecorder | None,
+    links: dict[str, TiedLink],
+    found: dict[str, Recorder],
 ) -> Recorder:
-    """norm: the recorder of the same module's weight, where that is a norm's."""
-    common = (claim.name, claim.module_name, claim.parameter, layout)
+    """found: recorders of the same module that were made before."""
+    kind, common = claim.kind, (claim.name, claim.module_name, claim.parameter, layout)
     module: Any = claim.module
-    if claim.kind in ("linear", "conv1d"):
-        return LinearRecorder(*common, options=options, plan=plan, transposed=claim.kind == "conv1d", link=link)
-    if claim.kind == "embedding":
-        return EmbeddingRecorder(*common, block_bytes=options.block_bytes, padding_idx=module.padding_idx, link=link)
-    if claim.kind in ("layer_norm", "rms_norm"):
-        return NormScaleRecorder(*common, centred=claim.kind == "layer_norm", eps=module.eps)
-    if claim.kind == "row_norm":
+    if kind == "linear" or kind == "conv1d":
+        return LinearRecorder(*common, options, plan, kind == "conv1d", links.get(claim.name) if links else None)
+    if kind == "row_norm":
         return RowWeightRecorder(*common)
-    return BiasRecorder(*common) if norm is None else NormBiasRecorder(*common, weight=norm)
+    if kind == "bias":
+        norm = found.get("weight")
+        return NormBiasRecorder(*common, norm) if isinstance(norm, NormScaleRecorder) else BiasRecorder(*common)
+    if kind == "embedding":
+        return EmbeddingRecorder(*common, options.block_bytes, module.padding_idx, links.get(claim.name))
+    return NormScaleRecorder(*common, kind == "layer_norm", module.eps)
 
 
-def patch(
-    modules: MeasuredModules, block: Recorders, ends: set[str], frame: Frame, compiled: bool
-) -> list[PatchedForward]:
+def patch(modules: MeasuredModules, block: Recorders, compiled: bool) -> list[PatchedForward]:
     """Put a PatchedForward on every claimed module; returns them for `unpatch`. compiled: the code around them may
     be."""
     forwards = modules.forwards(patched_between() if compiled else PatchedForward)
@@ -237,20 +246,21 @@ def patch(
                 f"module {forward.module_name}: its forward was replaced since it was claimed, or another measure() "
                 "block is open"
             )
+    modules.block = block
     for forward in forwards:
-        forward.open(block, ends, frame)
         forward.module.__dict__["forward"] = forward  # not by setattr: nn.Module's looks for parameters first
     return forwards
 
 
-def unpatch(forwards: list[PatchedForward]) -> None:
+def unpatch(modules: MeasuredModules, forwards: list[PatchedForward]) -> None:
     for forward in forwards:
         del forward.module.__dict__["forward"]
-        forward.close()
+        forward.uses = None
+    modules.block = None
 
 
 def recorder_of(module: nn.Module, attribute: str = "weight") -> Recorder | None:
     """The recorder of a module's parameter while a block is open, else None: for code that computes the module's
     product itself."""
     patched = module.__dict__.get("forward")
-    return patched.block.of(module).get(attribute) if isinstance(patched, PatchedForward) else None
+    return patched.modules.block.of(module).of.get(attribute) if isinstance(patched, PatchedForward) else None

@@ -148,6 +148,7 @@ class Uses:
     """The recorders of one module in one block, by attribute: fed together, by one `Carry` or one hook."""
 
     def __init__(self, of: dict[str, Recorder]) -> None:
+        self.of = of
         self.recorders = list(of.values())
         self.weight = of.get("weight")
         self.gradients: list[Tensor | None] = []
@@ -167,18 +168,18 @@ class Uses:
         output: Any = y.grad_fn
         output.register_prehook(lambda gys: self.receive(gys[0], node))
 
-    def deliver(self, y: Tensor, x: Tensor, delivery: Delivery) -> None:
+    def deliver(self, y: Tensor | None, x: Tensor, delivery: Delivery) -> None:
         """As `watch`, for a module that worked on x itself and leaves its gradients with `delivery`."""
         # Kept as autograd keeps what it saves: until it is used, and not if it was changed since.
         kept, version = [x], x._version
 
         def receive(gys: tuple[Tensor | None, ...]) -> None:
             refuse_graph()
-            (gy,) = gys
+            gy = gys[0]
             if gy is None:
                 return
-            inputs = [kept.pop()] if kept else []  # none: a second backward, which the recorders refuse
-            if any(x._version != version for x in inputs):
+            inputs, kept[:] = tuple(kept), ()  # none: a second backward, which the recorders refuse
+            if inputs and inputs[0]._version != version:
                 raise GramError(
                     f"module {self.recorders[0].module_name}: its input was changed in place after it had been used"
                 )
@@ -187,9 +188,7 @@ class Uses:
                 if grad is not None:
                     delivery.put(recorder.parameter, grad)
 
-        # A view that is changed in place leaves its node, but its base's stays under the change.
-        made = y._base if y._is_view() else y
-        node: Any = made.grad_fn  # type: ignore[union-attr]
+        node: Any = y.grad_fn  # type: ignore[union-attr]
         node.register_prehook(receive)
 
     def receive(self, gy: Tensor | None, node: Any) -> None:

@@ -13,7 +13,7 @@ import torch
 
 from grpo_sweeps.config import LoraConfig, RunConfig
 from grpo_sweeps.engine.gram import GradientGram, GramCheckError, LargeGroup
-from grpo_sweeps.engine.gram.patch import PatchedForward
+from grpo_sweeps.engine.gram.patch import Recorders
 from grpo_sweeps.loop import step as step_module
 from grpo_sweeps.loop.setup import micro_batch_groups, micro_batch_rows, prepare
 from grpo_sweeps.loop.step import backward, rollouts_with_advantages, training_step
@@ -51,7 +51,7 @@ def test_a_group_in_parts_is_the_group_at_once(
     rated = dataclasses.replace(rated, rollouts=cut)
     whole = backward(one, rated, 0)
     if every == 0:
-        monkeypatch.setattr(PatchedForward, "open", forbidden)
+        monkeypatch.setattr(Recorders, "__init__", forbidden)
     found = backward(other, rated, 0)
     assert list(found) == list(whole) and found
     for g, part in found.items():
@@ -116,7 +116,7 @@ def test_the_first_step_of_a_run_in_parts_is_verified(make_config: MakeConfig, m
 
 def test_off_makes_no_gram_and_patches_nothing(make_config: MakeConfig, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(GradientGram, "__init__", forbidden)
-    monkeypatch.setattr(PatchedForward, "open", forbidden)
+    monkeypatch.setattr(Recorders, "__init__", forbidden)
     monkeypatch.setattr(step_module, "verify_against_autograd", forbidden)
     setup = prepare(make_config(analysis={"every": 0}))
     assert setup.gram is None
@@ -128,9 +128,9 @@ def test_off_makes_no_gram_and_patches_nothing(make_config: MakeConfig, monkeypa
 
 def test_steps_in_between_run_the_plain_path(make_config: MakeConfig, monkeypatch: pytest.MonkeyPatch) -> None:
     setup = prepare(make_config(analysis={"every": 2, "groups": "all"}))
-    opened = PatchedForward.open
+    opened = Recorders.__init__
     for step in range(4):
-        monkeypatch.setattr(PatchedForward, "open", forbidden if step % 2 else opened)
+        monkeypatch.setattr(Recorders, "__init__", forbidden if step % 2 else opened)
         result = training_step(setup, step)
         assert all((g.gram is None) == bool(step % 2) for g in result.groups)
         assert not any("forward" in module.__dict__ for module in setup.policy.model.modules())
