@@ -29,7 +29,7 @@ class Delivery:
         self.attached = False
         self._parameters = list(parameters)
         self._layout = layout
-        self._gradients: dict[nn.Parameter, Tensor] = {}
+        self._gradients: dict[int, Tensor] = {}  # by the parameter's id: a tensor's hash is made in Python
         self._waiting: list[tuple[Recorder, Tensor]] = []
 
     def attach(self, y: Tensor) -> Tensor:
@@ -38,7 +38,7 @@ class Delivery:
         return direct(Deliver, y, torch.zeros((), requires_grad=True), self, *self._parameters)
 
     def put(self, parameter: nn.Parameter, gradient: Tensor) -> None:
-        self._gradients[parameter] = gradient
+        self._gradients[id(parameter)] = gradient
 
     def put_rows(self, recorder: Recorder, rows_BN: Tensor) -> None:
         """Rows' gradients whose weighted sum is to be formed, in the model's or the accumulation dtype."""
@@ -48,7 +48,7 @@ class Delivery:
         """A gradient, or none, for every parameter; the sums that waited are formed before."""
         self._sum_up()
         gradients, self._gradients = self._gradients, {}
-        return [gradients.get(parameter) for parameter in self._parameters]
+        return [gradients.get(id(parameter)) for parameter in self._parameters]
 
     def close(self) -> None:
         """Deliver what is left where the backward did not come to the head of the block (its output was detached)."""
@@ -70,7 +70,7 @@ class Delivery:
             torch._foreach_copy_(grads, list(totals_PN.to(dtype).unbind()))
             made = zip(members, rows_PBN.unbind(), totals_PN.unbind(), grads, strict=True)
             for (recorder, _), rows, total, grad in made:
-                self._gradients[recorder.parameter] = recorder.keep(grad, Rows(rows, total))
+                self._gradients[id(recorder.parameter)] = recorder.keep(grad, Rows(rows, total))
 
 
 class Deliver(torch.autograd.Function):

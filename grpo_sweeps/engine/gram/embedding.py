@@ -110,6 +110,11 @@ class TiedLink:
         kept = [y_BSV[unit].index_select(2, ids.ids_U) for unit, ids in units]
         self.offer(lambda unit, low, high: kept[unit][:, :, low:high], x_BSH, head_grad_VH)
 
+    def clear(self) -> None:
+        """Let go of the head's tensors. Their graph leads to this link (by the embedding's node): a cycle in which
+        Python's collector cannot see, and which would keep every block's graph for good."""
+        self.columns = self.x_BSH = self.head_rows = None
+
     def head_row_gradients(self, unit: int, low: int, high: int) -> Tensor:
         """(R, high - low, H): each row's head gradient at the unit's ids low .. high."""
         assert self.columns is not None and self.x_BSH is not None
@@ -136,6 +141,11 @@ class EmbeddingRecorder(Recorder):
         self.link = link
         self.unit_ids: list[UnitIds] = []
 
+    def drop(self) -> None:
+        super().drop()
+        if self.link is not None:
+            self.link.clear()
+
     def see_ids(self, ids_BT: Tensor) -> None:
         """Called at the forward, so that the one wait for the device falls where the host is ahead anyway."""
         if self.link is not None:
@@ -158,6 +168,7 @@ class EmbeddingRecorder(Recorder):
             sq_norm = sq_norm + 2 * products.sum(dtype=torch.float64)
         if self.link is not None:
             self.link.finished = True
+            self.link.clear()
         return grad, Record(torch.cat([self.layout.flat(grams), sq_norm.reshape(1)]))
 
     def _union(self) -> Tensor:

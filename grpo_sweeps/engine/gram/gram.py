@@ -124,23 +124,25 @@ class GradientGram:
         exchange = self.recompute.exchangeable() if self.ends else []
         forwards = patch(self.measured, recorders, between)
         try:
-            # Python nodes of a backward cost more on autograd's own threads, which hold no Python state.
-            with (
-                nullcontext() if between else uncompiled(self.places),
-                exchanged(exchange, recorders.frame),
-                torch.autograd.set_multithreading_enabled(False),
-            ):
-                yield measurement
+            try:
+                # Python nodes of a backward cost more on autograd's own threads, which hold no Python state.
+                with (
+                    nullcontext() if between else uncompiled(self.places),
+                    exchanged(exchange, recorders.frame),
+                    torch.autograd.set_multithreading_enabled(False),
+                ):
+                    yield measurement
+            finally:
+                unpatch(self.measured, forwards)
+                made = recorders.made()
+                for recorder in made:
+                    recorder.closed = True
+            if delivery is not None:
+                delivery.close()
+            measurement._finish(made)
         finally:
-            unpatch(self.measured, forwards)
-            made = recorders.made()
-            for recorder in made:
-                recorder.closed = True
-        if delivery is not None:
-            delivery.close()
-        measurement._finish(made)
-        for recorder in made:  # a loss that is kept keeps them
-            recorder.drop()
+            for recorder in recorders.made():  # a loss that is kept keeps them
+                recorder.drop()
 
     def _dtype(self) -> torch.dtype:
         return widest_eps(self.places.parameters)

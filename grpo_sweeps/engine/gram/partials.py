@@ -119,17 +119,17 @@ def row_tiles(unit: slice) -> list[slice]:
     return [slice(low, min(unit.stop, low + step)) for low in range(unit.start, unit.stop, step)]
 
 
-@dataclass(frozen=True)
+@dataclass(slots=True)
 class Record:
     values: Tensor
 
 
-@dataclass(frozen=True)
+@dataclass(slots=True)
 class Slots:
     values: Tensor
 
 
-@dataclass(frozen=True)
+@dataclass(slots=True)
 class Rows:
     values: Tensor
     total: Tensor
