@@ -145,6 +145,8 @@ class PatchedForward(StandInForward):
         return y
 
     def linear(self, x: Tensor, uses: Uses, delivery: Delivery | None) -> Tensor:
+        """`measured` for a linear layer. Few and plain calls: there are many of these, and small models wait for
+        them."""
         block = self.modules.block
         ends = bool(block.ends) and self.module_name in block.ends
         if block.frame.inside if ends else delivery is None:

@@ -1,10 +1,12 @@
 """What one claimed parameter keeps during one block: `Recorder`, and the autograd functions that feed it.
 
 A claimed module runs its own forward on detached parameters (so its output is the plain one, bit for bit, and the
-gradient of its input comes from autograd's own kernels). Around it, `Carry` takes the parameters in and keeps the
-input; a hook on the output forms their gradients, and with them what the Gram is made of, which stays with the
-recorders; `Carry`'s backward hands the gradients on. The input is kept before the module's product and not after it,
-because checkpointing stops its recomputation at the last tensor kept: the last product of a layer is not made again.
+gradient of its input comes from autograd's own kernels). A hook on the output forms the parameters' gradients, and with
+them what the Gram is made of, which stays with the recorders. Mostly the module's input is kept beside the hook, and
+the gradients are left with the block's `delivery`. Where that must not be, `Carry` goes around the module: it takes the
+parameters in, keeps the input, and its backward hands the gradients on. The input is kept before the module's product
+and not after it, because checkpointing stops its recomputation at the last tensor kept: the last product of a layer is
+not made again.
 
 No module hooks: checkpointing recomputes forwards, but each node of the backward runs once; a second time is refused.
 """
