@@ -6,7 +6,8 @@ modules leave their gradients with it. It is made before the nodes of these modu
 were made later, so it runs last. The sums of biases and norms wait for it too, and are formed together.
 
 Used where the gradients may wait: nothing is in `.grad` yet (they would lie beside it until the end of the backward)
-and no hook wants them one by one.
+and no hook wants to see them. A backward that does not lead to the node (the first module's output is detached or not
+used, or there are several backwards, of separate parts) has each gradient handed to autograd where it is formed.
 """
 
 from __future__ import annotations
@@ -21,40 +22,76 @@ from grpo_sweeps.engine.gram.layout import GramError, RowLayout, accumulation_dt
 from grpo_sweeps.engine.gram.partials import Rows
 from grpo_sweeps.engine.gram.recorder import Recorder, direct, refuse_graph
 
+PARTS_LEFT_OUT = (
+    "autograd.grad and backward(inputs=...) leave out parts of the backward, which would not be measured: "
+    "a block takes row_sums.sum().backward()"
+)
+
 
 class Delivery:
     """parameters: each once. It takes part from the moment when `attach` was called."""
 
     def __init__(self, parameters: Sequence[nn.Parameter], layout: RowLayout) -> None:
-        self.attached = False
         self._parameters = list(parameters)
         self._layout = layout
         self._gradients: dict[int, Tensor] = {}  # by the parameter's id: a tensor's hash is made in Python
         self._waiting: list[tuple[Recorder, Tensor]] = []
+        self.attached = False
+        self._node: Any = None  # from `attach` until it has run
+        self._leads_here = True  # the backward that runs, as far as is known
 
     def attach(self, y: Tensor) -> Tensor:
         """y, at the head of all that delivers here."""
         self.attached = True
-        return direct(Deliver, y, torch.zeros((), requires_grad=True), self, *self._parameters)
+        headed = direct(Deliver, y, torch.zeros((), requires_grad=True), self, *self._parameters)
+        self._node = headed.grad_fn
+        return headed
 
-    def put(self, parameter: nn.Parameter, gradient: Tensor) -> None:
-        self._gradients[id(parameter)] = gradient
+    def arrive(self, x: Tensor | None, recomputed: bool) -> None:
+        """To be called before gradients are put, in every node that does so. x: what this node's gradients go on to, if
+        any; recomputed: the node is of a recomputation, inside the backward that leads to this one."""
+        if recomputed:  # its own graph ends before the node: nothing new is known
+            return
+        self._leads_here = self._node is not None and torch._C._will_engine_execute_node(self._node)
+        if self._leads_here:
+            return
+        if x is not None and not runs_to_its_end(x):
+            raise GramError(PARTS_LEFT_OUT)
+        if self._gradients or self._waiting:  # of recomputations that came before this was known
+            left = [(p, g) for p, g in zip(self._parameters, self.take(), strict=True) if g is not None]
+            torch.autograd.backward([p for p, _ in left], [g for _, g in left])
+
+    def put(self, recorder: Recorder, gradient: Tensor) -> None:
+        if self._leads_here:
+            self._gradients[id(recorder.parameter)] = gradient
+        else:
+            torch.autograd.backward(recorder.parameter, gradient)
 
     def put_rows(self, recorder: Recorder, rows_BN: Tensor) -> None:
         """Rows' gradients whose weighted sum is to be formed, in the model's or the accumulation dtype."""
-        self._waiting.append((recorder, rows_BN))
+        if self._leads_here:
+            self._waiting.append((recorder, rows_BN))
+        else:
+            torch.autograd.backward(recorder.parameter, recorder.keep(*recorder.sum_of_rows(rows_BN)))
 
     def take(self) -> list[Tensor | None]:
         """A gradient, or none, for every parameter; the sums that waited are formed before."""
         self._sum_up()
-        gradients, self._gradients = self._gradients, {}
+        gradients, self._gradients, self._node, self._leads_here = self._gradients, {}, None, False
         return [gradients.get(id(parameter)) for parameter in self._parameters]
 
     def close(self) -> None:
-        """Deliver what is left where the backward did not come to the head of the block (its output was detached)."""
-        if self._gradients or self._waiting:
-            left = [(p, g) for p, g in zip(self._parameters, self.take(), strict=True) if g is not None]
-            torch.autograd.backward([p for p, _ in left], [g for _, g in left])
+        """Raises GramError where gradients still wait."""
+        left = len(self._gradients) + len(self._waiting)
+        if left:
+            raise GramError(
+                f"the backward did not come to the head of the block, where the gradients of {left} parameters wait: "
+                "it failed on the way, or the first measured module's output was detached before a recomputed layer"
+            )
+
+    def drop(self) -> None:
+        """Let go of everything, the node above all: they hold one another."""
+        self._gradients, self._waiting, self._node = {}, [], None
 
     def _sum_up(self) -> None:
         groups: dict[tuple[torch.Size, torch.dtype, torch.dtype], list[tuple[Recorder, Tensor]]] = {}
@@ -73,6 +110,23 @@ class Delivery:
                 self._gradients[id(recorder.parameter)] = recorder.keep(grad, Rows(rows, total))
 
 
+def runs_to_its_end(x: Tensor) -> bool:
+    """Does the backward that runs now, and comes to x, go on to the leaves? Not where it was asked for some inputs."""
+    stack: list[Any] = [torch.autograd.graph.get_gradient_edge(x).node]
+    seen = set(stack)
+    while stack:
+        node = stack.pop()
+        if type(node).__name__ == "AccumulateGrad":
+            try:
+                return torch._C._will_engine_execute_node(node)
+            except RuntimeError:  # so says torch of a leaf that was asked for
+                return False
+        after = [following for following, _ in node.next_functions if following is not None and following not in seen]
+        seen.update(after)
+        stack += after
+    return False
+
+
 class Deliver(torch.autograd.Function):
     """Identity on y (B, ...). unasked: a leaf that nobody can ask the gradient of."""
 
@@ -85,8 +139,5 @@ class Deliver(torch.autograd.Function):
     def backward(ctx: Any, gy: Tensor) -> tuple[Tensor | None, ...]:
         refuse_graph()
         if not torch._C._will_engine_execute_node(ctx.next_functions[1][0]):
-            raise GramError(
-                "autograd.grad and backward(inputs=...) leave out parts of the backward, which would not be measured: "
-                "a block takes row_sums.sum().backward()"
-            )
+            raise GramError(PARTS_LEFT_OUT)
         return (gy, None, None, *ctx.delivery.take())

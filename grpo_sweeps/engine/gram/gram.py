@@ -143,6 +143,8 @@ class GradientGram:
         finally:
             for recorder in recorders.made():  # a loss that is kept keeps them
                 recorder.drop()
+            if delivery is not None:
+                delivery.drop()
 
     def _dtype(self) -> torch.dtype:
         return widest_eps(self.places.parameters)

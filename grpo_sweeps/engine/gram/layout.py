@@ -80,7 +80,8 @@ class RowLayout:
             )
         if not given.is_cuda and not bool(torch.isfinite(given).all()):
             raise GramError(f"weights={given.tolist()}: every weight must be finite")
-        return cls(sizes, given.to(device=device, dtype=torch.float64), bool(cross_groups))
+        # A copy: the caller may change what was given before the results are read.
+        return cls(sizes, given.to(device=device, dtype=torch.float64, copy=True), bool(cross_groups))
 
     @functools.cached_property
     def rows(self) -> int:

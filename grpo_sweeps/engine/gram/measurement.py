@@ -97,7 +97,8 @@ class Measurement:
     def may_wait(self) -> bool:
         """May gradients be handed to autograd late, at the end of the backward? See `delivery`."""
         return not any(self._grads_before.values()) and not any(
-            parameter._post_accumulate_grad_hooks for parameter in self._parameters.values()
+            parameter._backward_hooks or parameter._post_accumulate_grad_hooks  # type: ignore[attr-defined]
+            for parameter in self._parameters.values()
         )
 
     @property

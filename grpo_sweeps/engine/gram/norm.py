@@ -8,7 +8,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.nn.functional as F
@@ -17,6 +17,9 @@ from torch import Tensor, nn
 from grpo_sweeps.engine.gram.forms import kernels
 from grpo_sweeps.engine.gram.layout import HALF_TYPES, RowLayout, accumulation_dtype
 from grpo_sweeps.engine.gram.recorder import BiasRecorder, Formed, Recorder, direct, refuse_graph
+
+if TYPE_CHECKING:
+    from grpo_sweeps.engine.gram.delivery import Delivery
 
 
 def run_with(module: nn.Module, parameters: dict[str, Tensor | None], x: Tensor) -> Tensor:
@@ -71,9 +74,10 @@ class RowWeights(torch.autograd.Function):
 class RowWeightRecorder(Recorder):
     """A norm's weight handed out once a row."""
 
-    def row_weights(self, x_dim: int) -> Tensor:
+    def row_weights(self, x_dim: int, delivery: Delivery | None) -> Tensor:
         shape = row_shape(self.layout.rows, x_dim, self.parameter.shape[0])
-        if self.delivery is None:
+        self.delivery = delivery
+        if delivery is None:
             return direct(RowWeights, self.parameter, self, shape)
         rows = self.parameter.detach().expand(shape).requires_grad_()
         rows.register_post_accumulate_grad_hook(self.take_rows)
@@ -82,8 +86,9 @@ class RowWeightRecorder(Recorder):
     def take_rows(self, rows: Tensor) -> None:
         refuse_graph()
         grad, rows.grad = rows.grad, None
-        assert grad is not None
-        self.run_backward(grad)
+        if grad is not None and self.delivery is not None:
+            self.delivery.arrive(None, self.recomputed)  # a leaf: it is the end
+            self.run_backward(grad)
 
     def backward(self, gy: Tensor, *saved: Tensor) -> Formed:
         return self.from_rows(gy.reshape(self.layout.rows, -1))

@@ -89,10 +89,12 @@ class SlotPlan:
     def slots(self, programs: int, device: torch.device) -> Tensor:
         """(programs, width) float64, not filled; made many at a time."""
         free = self._free.setdefault((programs, device), [])
-        if not free:
-            count = max(1, SLOT_BYTES // (programs * self.width * 8))
-            free.extend(torch.empty(count, programs, self.width, dtype=torch.float64, device=device).unbind())
-        return free.pop()
+        while True:
+            try:
+                return free.pop()  # not after a look whether it is empty: plans serve all threads
+            except IndexError:
+                count = max(1, SLOT_BYTES // (programs * self.width * 8))
+                free.extend(torch.empty(count, programs, self.width, dtype=torch.float64, device=device).unbind())
 
     def columns_on(self, device: torch.device) -> Tensor:
         """`columns` as a tensor, copied there once: a copy waits for all that the device has to do."""

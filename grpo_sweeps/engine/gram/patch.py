@@ -71,11 +71,10 @@ class Recorders:
         """The recorders of one module."""
         uses = self._of.get(module)
         if uses is None:
-            delivery = self.delivery if self.delivery is not None and self.delivery.attached else None
             found: dict[str, Recorder] = {}
             for claim in self._claims[module]:
                 recorder = found[claim.attribute] = _make(claim, *self._common, self._links, found)
-                recorder.store, recorder.delivery = self._store, delivery
+                recorder.store = self._store
             uses = self._of[module] = Uses(found)
         return uses
 
@@ -104,6 +103,9 @@ class PatchedForward(StandInForward):
 
     def __call__(self, *args: Any, **kwargs: Any) -> Tensor:
         if not torch.is_grad_enabled():
+            block = self.modules.block
+            if block.delivery is not None and not block.delivery.attached:
+                block.delivery = None  # what is recomputed later may come before its node
             return type(self.module).forward(self.module, *args, **kwargs)
         x: Tensor = args[0] if len(args) == 1 and not kwargs else self.one_input(args, kwargs)
         if x.dim() < self.least_dims or torch.is_autocast_enabled(self.device_type):
@@ -121,7 +123,9 @@ class PatchedForward(StandInForward):
         if delivery.attached:
             return self.measured(x, uses, delivery if x.requires_grad else None)
         y = self.measured(x, uses, None)
-        return delivery.attach(y) if torch._C._current_graph_task_id() == -1 else y
+        if torch._C._current_graph_task_id() != -1 or isinstance(uses.weight, RowWeightRecorder):
+            return y  # a norm of any class may have saved y, and must see when that is changed
+        return delivery.attach(y)
 
     def measured(self, x: Tensor, uses: Uses, delivery: Delivery | None) -> Tensor:
         """The module's output, with recorders fed. delivery: where they may leave gradients, if they keep x so long."""
@@ -130,7 +134,7 @@ class PatchedForward(StandInForward):
             return self.linear(x, uses, delivery)
         weight = uses.weight
         if isinstance(weight, RowWeightRecorder):
-            return run_with(module, {"weight": weight.row_weights(x.dim())}, x)
+            return run_with(module, {"weight": weight.row_weights(x.dim(), delivery)}, x)
         detached = {name: p if p is None else p.detach() for name, p in module._parameters.items()}
         if isinstance(weight, EmbeddingRecorder):
             weight.see_ids(x)

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from torch import nn
 
-from grpo_sweeps.engine.gram.claims import plain_name
+from grpo_sweeps.engine.gram.claims import plain_name, refuse_couplings
 from grpo_sweeps.engine.gram.layout import GramError
 
 # Identities of all parameters, by module, with None where a module names one that it does not have.
@@ -40,6 +40,7 @@ class Places:
         if not self._tree or any(tuple(module._modules.values()) != children for module, children in self._tree):
             self.modules = every_module(self.model)
             self._tree = [(module, tuple(module._modules.values())) for module in self.modules]
+            refuse_couplings(self.model)
             self.wrapped = any(type(module).__name__ == "OptimizedModule" for module in self.modules)
         seen = [id(parameter) for module in self.modules for parameter in module._parameters.values()]
         trains = [parameter.requires_grad for parameter in self.parameters]
@@ -52,9 +53,11 @@ class Places:
         return devices != {self.device}
 
     def _look_closely(self) -> None:
+        reached = set(self.modules)
         for name, parameter, owner, attribute in self._places:
             trains = parameter.requires_grad
-            if trains != (name in self._claimed) or owner._parameters.get(attribute) is not parameter:
+            there = owner in reached and owner._parameters.get(attribute) is parameter
+            if trains != (name in self._claimed) or not there:
                 raise GramError(
                     f"parameter {name} was frozen, unfrozen or replaced since GradientGram was made: make a new one"
                 )

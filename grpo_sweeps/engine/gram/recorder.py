@@ -57,12 +57,13 @@ class Recorder:
 
     # What a block begins with; made anew for every parameter in every block, so what need not be set is not.
     store: Store | None = None  # set in a part of a large group
-    delivery: Delivery | None = None  # set where the block has one
+    delivery: Delivery | None = None  # set where the gradient is left with it
     partial: Partial | None = None
     handed: tuple[int, int] | None = None
     calls = 0
     backwards = 0
     closed = False
+    recomputed = False  # was its module called in a recomputation?
 
     def __init__(self, name: str, module_name: str, parameter: nn.Parameter, layout: RowLayout) -> None:
         self.name = name
@@ -79,6 +80,7 @@ class Recorder:
                 "packed rows (1, sum T) and ids of shape (1, T) are refused: every module must see one row a rollout"
             )
         if torch._C._current_graph_task_id() != -1:
+            self.recomputed = True
             return
         self.calls += 1
         if self.calls > 1:
@@ -123,6 +125,9 @@ class Recorder:
         if self.delivery is not None:
             self.delivery.put_rows(self, rows_BN)
             return None, None
+        return self.sum_of_rows(rows_BN)
+
+    def sum_of_rows(self, rows_BN: Tensor) -> tuple[Tensor, Rows]:
         rows_BN = rows_BN.to(accumulation_dtype(rows_BN.dtype))
         total = self.layout.weighted_sum(rows_BN)
         # A copy in any case: autograd would make one of a gradient that is held elsewhere, and `handed` be in vain.
@@ -172,23 +177,26 @@ class Uses:
 
     def deliver(self, y: Tensor | None, x: Tensor, delivery: Delivery) -> None:
         """As `watch`, for a module that worked on x itself and leaves its gradients with `delivery`."""
-        # Kept as autograd keeps what it saves: until it is used, and not if it was changed since.
+        # Kept as autograd keeps what it saves: until it is used, and not if it was changed since (a bias uses none).
         kept, version = [x], x._version
+        for recorder in self.recorders:
+            recorder.delivery = delivery
 
         def receive(gys: tuple[Tensor | None, ...]) -> None:
             refuse_graph()
             gy = gys[0]
             if gy is None:
                 return
-            inputs, kept[:] = tuple(kept), ()  # none: a second backward, which the recorders refuse
-            if inputs and inputs[0]._version != version:
+            inputs, kept[:] = tuple(kept), ()  # gone in a second backward, which the recorders refuse
+            if inputs and inputs[0]._version != version and self.weight is not None:
                 raise GramError(
                     f"module {self.recorders[0].module_name}: its input was changed in place after it had been used"
                 )
+            delivery.arrive(inputs[0] if inputs else None, self.recorders[0].recomputed)
             for recorder in self.recorders:
                 grad = recorder.run_backward(gy, *inputs)
                 if grad is not None:
-                    delivery.put(recorder.parameter, grad)
+                    delivery.put(recorder, grad)
 
         node: Any = y.grad_fn  # type: ignore[union-attr]
         node.register_prehook(receive)

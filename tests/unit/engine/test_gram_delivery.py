@@ -10,179 +10,153 @@ import pytest
 import torch
 import torch.distributed as dist
 from torch import nn
+from torch.utils.checkpoint import checkpoint
+from transformers.models.llama.modeling_llama import LlamaRMSNorm
 
-from grpo_sweeps.engine.gram import GradientGram, GramError
+from grpo_sweeps.engine.gram import GradientGram
 from grpo_sweeps.engine.gram.delivery import Deliver, Delivery
+from grpo_sweeps.engine.gram.recorder import Recorder
+from tests.unit.engine.delivered import TOL, WEIGHTS, Chain, assert_gradients, measured, plain_gradients
 from tests.unit.engine.gram_oracle import batch, build, head_sums, plain_sums, relative
-
-WEIGHTS = torch.tensor([0.5, -1.0, 2.0, 0.25, 1.0], dtype=torch.float64)
-TOL = 1e-12
-
-
-@pytest.fixture(params=[True, False], ids=["tied", "untied"])
-def model(request):
-    return build("qwen2", request.param)
-
-
-@pytest.fixture
-def handed(monkeypatch):
-    """What the node handed out, a list of gradients for each time it ran."""
-    runs: list[list[torch.Tensor | None]] = []
-    take = Delivery.take
-
-    def noting(self):
-        runs.append(take(self))
-        return list(runs[-1])
-
-    monkeypatch.setattr(Delivery, "take", noting)
-    return runs
-
-
-def plain_gradients(model, b, sums=plain_sums):
-    for parameter in model.parameters():
-        parameter.grad = None
-    (sums(model, b) * WEIGHTS).sum().backward()
-    found = {name: p.grad for name, p in model.named_parameters() if p.grad is not None}
-    for parameter in model.parameters():
-        parameter.grad = None
-    return found
-
-
-def assert_gradients(model, expected, times=1):
-    found = {name: p.grad for name, p in model.named_parameters() if p.grad is not None}
-    assert found.keys() == expected.keys()
-    for name, grad in found.items():
-        assert relative(grad, times * expected[name]) < TOL, name
-
-
-def measured(model, b, sums=plain_sums):
-    with GradientGram(model).measure([5], WEIGHTS) as m:
-        sums(model, b).sum().backward()
-        inside = {name: p.grad for name, p in model.named_parameters() if p.grad is not None}
-    assert m.check() < TOL
-    return inside
 
 
 @pytest.mark.parametrize("sums", [plain_sums, head_sums])
-def test_gradients_are_there_when_the_backward_is_over(model, sums, handed):
+def test_gradients_are_there_when_the_backward_is_over(qwen2, sums, handed):
     b = batch(5)
-    expected = plain_gradients(model, b, sums)
-    inside = measured(model, b, sums)
+    expected = plain_gradients(qwen2, b, sums)
+    inside = measured(qwen2, b, sums)
     assert inside.keys() == expected.keys()
-    assert_gradients(model, expected)
+    assert_gradients(qwen2, expected)
     # all but those of the embedding and of the blockwise head, which have nodes of their own
     (grads,) = handed
-    by_node = {name for (name, _), g in zip(model.named_parameters(), grads, strict=True) if g is not None}
+    by_node = {name for (name, _), g in zip(qwen2.named_parameters(), grads, strict=True) if g is not None}
     own = {"model.embed_tokens.weight"} | ({"lm_head.weight"} if sums is head_sums else set())
     if sums is plain_sums and "lm_head.weight" not in expected:
         own = set()  # tied: the head's part comes by the node
     assert by_node == expected.keys() - own
 
 
-def test_the_gradient_itself_becomes_grad(model):
+def test_the_gradient_itself_becomes_grad(qwen2):
     """Autograd copies a gradient that somebody else holds: twice the memory, and the check of bypasses must read it."""
     given: dict[str, int] = {}
     put = Delivery.put
     b = batch(5)
 
-    def noting(self, parameter, gradient):
-        given[id(parameter)] = gradient.data_ptr()
-        put(self, parameter, gradient)
+    def noting(self, recorder, gradient):
+        given[id(recorder.parameter)] = gradient.data_ptr()
+        put(self, recorder, gradient)
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(Delivery, "put", noting)
-        measured(model, b)
-    weights = [p for name, p in model.named_parameters() if "proj.weight" in name]
+        measured(qwen2, b)
+    weights = [p for name, p in qwen2.named_parameters() if "proj.weight" in name]
     assert len(weights) == 14 and all(p.grad.data_ptr() == given[id(p)] for p in weights)
-    small = [p for name, p in model.named_parameters() if name.endswith("bias") or "norm" in name]
+    small = [p for name, p in qwen2.named_parameters() if name.endswith("bias") or "norm" in name]
     assert len({p.grad.untyped_storage().data_ptr() for p in small}) == len(small)
     assert all(p.grad.untyped_storage().nbytes() == p.numel() * p.element_size() for p in small)
 
 
+def step_inside(model, b, sums=plain_sums):
+    """A measured block in which the optimizer steps; the parameters before and after, and the measurement."""
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    before = {name: p.detach().clone() for name, p in model.named_parameters()}
+    with GradientGram(model).measure([5], WEIGHTS) as m:
+        sums(model, b).sum().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+    assert all(p.grad is None for p in model.parameters())
+    return {name: (before[name] - p.detach()) / 0.1 for name, p in model.named_parameters()}, m
+
+
 def test_a_backward_that_does_not_come_to_the_head_of_the_block(handed):
-    """The embedding's output is detached: what the layers gathered is delivered all the same."""
+    """The embedding's output is detached: the layers' gradients are there when the backward is over all the same."""
     model = build("llama", tied=False)
     model.model.embed_tokens.register_forward_hook(lambda module, args, y: y.detach().requires_grad_())
     b = batch(5)
     expected = plain_gradients(model, b)
     assert "model.embed_tokens.weight" not in expected
+    steps, m = step_inside(model, b)
+    assert not handed and m.check() < TOL
+    for name, step in steps.items():
+        assert relative(step, expected[name]) < 1e-9 if name in expected else not step.any()
+
+
+class Towers(nn.Module):
+    """Two that share nothing; the first module's output is not used."""
+
+    def __init__(self, unused: bool) -> None:
+        super().__init__()
+        self.unused = unused
+        self.left = nn.Sequential(nn.Embedding(11, 6), nn.Linear(6, 6), nn.LayerNorm(6))
+        self.right = nn.Sequential(nn.Embedding(11, 6), nn.Linear(6, 6), nn.LayerNorm(6))
+
+    def forward(self, ids_BT):
+        left, right = (tower(ids_BT).tanh().sum((1, 2)) for tower in (self.left, self.right))
+        return right if self.unused else left + right
+
+
+@pytest.mark.parametrize("unused", [True, False])
+def test_towers_that_share_nothing(unused):
+    torch.manual_seed(0)
+    model, ids = Towers(unused).double(), torch.randint(0, 11, (5, 4))
+    expected = plain_gradients(model, ids, lambda model, ids: model(ids))
+    steps, m = step_inside(model, ids, lambda model, ids: model(ids))
+    assert m.check() < TOL
+    for name, step in steps.items():
+        assert relative(step, expected[name]) < 1e-9 if name in expected else not step.any()
+
+
+def test_two_backwards_of_separate_parts():
+    torch.manual_seed(0)
+    model, ids = Towers(False).double(), torch.randint(0, 11, (5, 4))
+    expected = plain_gradients(model, ids, lambda model, ids: model(ids))
     with GradientGram(model).measure([5], WEIGHTS) as m:
-        plain_sums(model, b).sum().backward()
-    assert len(handed) == 1
+        for tower in (model.left, model.right):
+            tower(ids).tanh().sum().backward()
+            assert all(p.grad is not None for p in tower.parameters())
     assert_gradients(model, expected)
     assert m.check() < TOL
 
 
-def test_hooks_of_parameters_see_their_gradients(model, handed):
-    seen: dict[str, torch.Tensor] = {}
-    b = batch(5)
-    expected = plain_gradients(model, b)
-    for name, parameter in model.named_parameters():
-        parameter.register_hook(lambda grad, name=name: seen.__setitem__(name, grad.clone()))
-    measured(model, b)
-    assert handed and seen.keys() == expected.keys()
-    assert all(relative(seen[name], expected[name]) < TOL for name in seen)
-
-
-def test_it_stays_out_where_a_hook_frees_gradients_one_by_one(model, handed):
-    b = batch(5)
-    expected = plain_gradients(model, b)
-    parameter = next(p for name, p in model.named_parameters() if "down_proj" in name)
-    calls = []
-    parameter.register_post_accumulate_grad_hook(lambda p: calls.append(p.grad is not None))
-    measured(model, b)
-    assert not handed and calls == [True]
-    assert_gradients(model, expected)
-
-
-def test_it_stays_out_where_gradients_would_lie_beside_others(model, handed):
-    b = batch(5)
-    expected = plain_gradients(model, b)
-    for times in (1, 2, 3):
-        measured(model, b)
-        assert_gradients(model, expected, times)
-        assert len(handed) == 1
-
-
-def test_what_autograd_saves_may_be_taken_over(model, handed):
-    """Offloaded or packed tensors come back by autograd; inputs kept here would stay where they are."""
-    b, packed = batch(5), []
-    expected = plain_gradients(model, b)
-    inputs = {tuple(p.shape[1:]) for name, p in model.named_parameters() if "proj.weight" in name}
-    with torch.autograd.graph.saved_tensors_hooks(lambda t: packed.append(tuple(t.shape[2:])) or t, lambda t: t):
-        measured(model, b)
-    assert inputs <= set(packed)
-    assert_gradients(model, expected)
-
-
-class Chain(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.embed, self.first, self.last = nn.Embedding(11, 6), nn.Linear(6, 6), nn.Linear(6, 3)
-        self.between = lambda x, y: y
-
-    def forward(self, ids_BT):
-        x = self.embed(ids_BT) * 1.0
-        y = self.between(x, self.first(x))
-        return self.last(y).tanh().sum((1, 2))
-
-
-def test_an_input_that_is_changed_after_its_use_is_refused():
+def test_recomputed_layers_above_a_detached_head():
+    """Their gradients wait until a node of the backward itself tells that it leads elsewhere."""
+    torch.manual_seed(0)
     model, ids = Chain().double(), torch.randint(0, 11, (5, 4))
+    model.embed.register_forward_hook(lambda module, args, y: y.detach().requires_grad_())
 
-    def change(x, y):
-        x.add_(1.0)
-        return y
+    def sums(model, ids):
+        y = model.first(model.embed(ids))
+        return checkpoint(model.last, y, use_reentrant=True).tanh().sum((1, 2))
 
-    model.between = change
-    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
-        model(ids).sum().backward()
-    model.zero_grad()  # some were formed before
-    with (
-        pytest.raises(GramError, match="module first: its input was changed in place after it had been used"),
-        GradientGram(model).measure([5]),
-    ):
-        model(ids).sum().backward()
+    expected = plain_gradients(model, ids, sums)
+    assert (
+        measured(model, ids, sums).keys()
+        == expected.keys()
+        == {"first.weight", "first.bias", "last.weight", "last.bias"}
+    )
+    assert_gradients(model, expected)
+
+
+def test_a_norm_whose_output_gets_no_gradient():
+    class NoGradient(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx, x):
+            return x * 0
+
+        @staticmethod
+        def backward(ctx, g):
+            return None
+
+    model = nn.ModuleDict(dict(embed=nn.Embedding(7, 4), norm=LlamaRMSNorm(4), last=nn.Linear(4, 3))).double()
+
+    def sums(model, ids):
+        h = model["embed"](ids)
+        return model["last"](h + NoGradient.apply(model["norm"](h))).sin().sum((1, 2))
+
+    ids = torch.arange(15).view(5, 3) % 7
+    expected = plain_gradients(model, ids, sums)
+    measured(model, ids, sums)
+    assert_gradients(model, expected)
 
 
 def test_inputs_are_let_go_as_the_backward_goes():
@@ -204,30 +178,6 @@ def test_inputs_are_let_go_as_the_backward_goes():
         assert seen == [[False]] and loss.grad_fn is not None
 
 
-def test_a_second_backward_is_refused(model):
-    b = batch(5)
-    with pytest.raises(GramError, match="met a second backward"), GradientGram(model).measure([5]):
-        loss = plain_sums(model, b).sum()
-        loss.backward(retain_graph=True)
-        loss.backward()
-
-
-@pytest.mark.parametrize("asked", ["grad", "inputs", "one input"])
-def test_a_backward_for_some_inputs_alone_is_refused(model, asked):
-    """It leaves out nodes of the graph, and what they measure would be lacking without a word."""
-    parameters = list(model.parameters())
-    with (
-        pytest.raises(GramError, match=r"autograd.grad and backward\(inputs=...\) leave out"),
-        GradientGram(model).measure([5], WEIGHTS),
-    ):
-        loss = plain_sums(model, batch(5)).sum()
-        if asked == "grad":
-            torch.autograd.grad(loss, parameters)
-        else:
-            loss.backward(inputs=parameters if asked == "inputs" else parameters[5:6])
-    assert all(p.grad is None for p in model.parameters())
-
-
 def test_adapters_deliver_after_the_first_that_is_called(handed):
     from peft import LoraConfig, get_peft_model
 
@@ -242,24 +192,35 @@ def test_adapters_deliver_after_the_first_that_is_called(handed):
     assert sum(g is not None for g in grads) == len(expected) - 1  # the first has a node of its own
 
 
-def test_the_node_runs_last(model, monkeypatch):
+def test_the_node_runs_last(qwen2, monkeypatch):
     order: list[str] = []
-    backward = Deliver.backward
+    backward, run = Deliver.backward, Recorder.run_backward
+
+    def noting(self, *args):
+        order.append(self.name)
+        return run(self, *args)
+
     monkeypatch.setattr(Deliver, "backward", staticmethod(lambda ctx, gy: order.append("node") or backward(ctx, gy)))
-    for name, parameter in model.named_parameters():
-        parameter.register_hook(lambda grad, name=name: order.append(name))
-    measured(model, batch(5), head_sums)
-    assert order[0] == "node" and sorted(order[1:]) == sorted(name for name, _ in model.named_parameters())
+    monkeypatch.setattr(Recorder, "run_backward", noting)
+    measured(qwen2, batch(5))
+    assert order[-2:] == ["node", "model.embed_tokens.weight"] and order.count("node") == 1
+    assert set(order) - {"node"} == {name for name, _ in qwen2.named_parameters()}
 
 
-def test_data_parallel_training_sees_every_gradient(handed, tmp_path):
-    """DistributedDataParallel counts gradients by hooks on autograd's accumulators: one missing, and the next forward
+@pytest.mark.parametrize("recomputed", [False, True], ids=["kept", "frozen_embedding_recomputed"])
+def test_data_parallel_training_sees_every_gradient(recomputed, handed, tmp_path):
+    """DistributedDataParallel counts gradients by hooks on autograd's accumulators: one missing or twice there, and it
     fails."""
     if not dist.is_available():
         pytest.skip("this build of torch has no torch.distributed")
     dist.init_process_group("gloo", init_method=f"file://{tmp_path / 'store'}", rank=0, world_size=1)
     try:
         model = build("qwen2", tied=False)
+        if recomputed:
+            model.get_input_embeddings().requires_grad_(False)
+            model.enable_input_require_grads()
+            model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
+            model.train()
         b = batch(5)
         expected = plain_gradients(model, b)
         wrapped = nn.parallel.DistributedDataParallel(model, gradient_as_bucket_view=False)
@@ -269,8 +230,9 @@ def test_data_parallel_training_sees_every_gradient(handed, tmp_path):
                 parameter.grad = None
             with gram.measure([5], WEIGHTS) as m:
                 plain_sums(wrapped, b).sum().backward()
+                assert all(p.grad is not None for p in model.parameters() if p.requires_grad)
             assert_gradients(model, expected)
             assert m.check() < TOL
-        assert handed
+        assert recomputed or len(handed) == 3
     finally:
         dist.destroy_process_group()
