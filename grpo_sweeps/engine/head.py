@@ -23,7 +23,7 @@ from torch.autograd.function import once_differentiable
 from grpo_sweeps.engine.gram.layout import GramError, accumulation_dtype, wide_mm
 from grpo_sweeps.engine.gram.linear import LinearRecorder
 from grpo_sweeps.engine.gram.partials import Partial
-from grpo_sweeps.engine.gram.patch import recorder_of
+from grpo_sweeps.engine.gram.patch import aside, recorder_of
 
 # Logits of one block; the CPU's fits its cache.
 LOGIT_BYTES = {"cpu": 4 * 2**20, "cuda": 256 * 2**20}
@@ -177,7 +177,7 @@ def check_plain_head(model: nn.Module, causal: nn.Module, head: nn.Linear) -> No
     try:
         for module in training:
             module.training = False
-        with torch.no_grad():
+        with torch.no_grad(), aside(causal):
             logits = causal(input_ids=ids, use_cache=False).logits.double()  # type: ignore[operator]
             ours = nn.functional.linear(hidden_states(model, causal, ids, torch.ones_like(ids)), head.weight).double()
     finally:

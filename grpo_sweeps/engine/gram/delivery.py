@@ -20,7 +20,7 @@ from torch import Tensor, nn
 
 from grpo_sweeps.engine.gram.layout import GramError, RowLayout, accumulation_dtype
 from grpo_sweeps.engine.gram.partials import Rows
-from grpo_sweeps.engine.gram.recorder import Recorder, direct, refuse_graph
+from grpo_sweeps.engine.gram.recorder import Recorder, direct, refuse_graph, sum_of_rows
 
 PARTS_LEFT_OUT = (
     "autograd.grad and backward(inputs=...) leave out parts of the backward, which would not be measured: "
@@ -72,7 +72,7 @@ class Delivery:
         if self._leads_here:
             self._waiting.append((recorder, rows_BN))
         else:
-            torch.autograd.backward(recorder.parameter, recorder.keep(*recorder.sum_of_rows(rows_BN)))
+            torch.autograd.backward(recorder.parameter, recorder.keep(*recorder.summed(rows_BN)))
 
     def take(self) -> list[Tensor | None]:
         """A gradient, or none, for every parameter; the sums that waited are formed before."""
@@ -101,7 +101,7 @@ class Delivery:
         for (_, rows_dtype, dtype), members in groups.items():
             wide = accumulation_dtype(rows_dtype)
             rows_PBN = torch.stack([rows for _, rows in members]).to(wide)
-            totals_PN = torch.matmul(self._layout.weights(wide), rows_PBN)
+            totals_PN = sum_of_rows(self._layout, rows_PBN)
             # Each in memory of its own, as other gradients are.
             grads = [torch.empty_like(recorder.parameter) for recorder, _ in members]
             torch._foreach_copy_(grads, list(totals_PN.to(dtype).unbind()))

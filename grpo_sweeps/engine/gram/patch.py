@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -263,6 +264,21 @@ def unpatch(modules: MeasuredModules, forwards: list[PatchedForward]) -> None:
         del forward.module.__dict__["forward"]
         forward.uses = None
     modules.block = None
+
+
+@contextmanager
+def aside(model: nn.Module) -> Iterator[None]:
+    """Calls of the model that have nothing to do with the rows of the block that may be open."""
+    patched = (module.__dict__.get("forward") for module in model.modules())
+    block = next((forward.modules.block for forward in patched if isinstance(forward, PatchedForward)), None)
+    if block is None:
+        yield
+        return
+    delivery, block.delivery = block.delivery, None
+    try:
+        yield
+    finally:
+        block.delivery = delivery
 
 
 def recorder_of(module: nn.Module, attribute: str = "weight") -> Recorder | None:

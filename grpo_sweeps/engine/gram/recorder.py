@@ -125,13 +125,19 @@ class Recorder:
         if self.delivery is not None:
             self.delivery.put_rows(self, rows_BN)
             return None, None
-        return self.sum_of_rows(rows_BN)
+        return self.summed(rows_BN)
 
-    def sum_of_rows(self, rows_BN: Tensor) -> tuple[Tensor, Rows]:
+    def summed(self, rows_BN: Tensor) -> tuple[Tensor, Rows]:
         rows_BN = rows_BN.to(accumulation_dtype(rows_BN.dtype))
-        total = self.layout.weighted_sum(rows_BN)
+        total = sum_of_rows(self.layout, rows_BN)
         # A copy in any case: autograd would make one of a gradient that is held elsewhere, and `handed` be in vain.
         return total.to(self.parameter.dtype, copy=True), Rows(rows_BN, total)
+
+
+def sum_of_rows(layout: RowLayout, rows_PBN: Tensor) -> Tensor:
+    """(..., N) weighted sums of (..., B, N) in the accumulation dtype: the same to the last bit for one parameter and
+    for many together, so that a resumed run does not depend on which of its blocks was the first."""
+    return (rows_PBN * layout.weights(rows_PBN.dtype)[:, None]).sum(-2)
 
 
 def direct(function: type[torch.autograd.Function], *args: Any) -> Tensor:

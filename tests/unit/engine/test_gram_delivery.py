@@ -236,3 +236,26 @@ def test_data_parallel_training_sees_every_gradient(recomputed, handed, tmp_path
         assert recomputed or len(handed) == 3
     finally:
         dist.destroy_process_group()
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float64])
+@pytest.mark.parametrize("checkpointing", [False, True], ids=["kept", "checkpointed"])
+@pytest.mark.parametrize("name", ["llama", "nemotron", "qwen2", "gpt2"])
+def test_no_bit_depends_on_the_way_gradients_took(name, checkpointing, dtype):
+    """A resumed run's first block takes another way than the same block of an uninterrupted one: the probe of the head
+    comes before, and of a checkpointed model it shows where recomputations end."""
+    model, b = build(name, True, dtype), batch(5)
+    if checkpointing:
+        model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
+        model.train()
+    gram, found = GradientGram(model), []
+    for way in ("first", "later", "beside hooks"):
+        for parameter in model.parameters():
+            parameter.grad = None
+            if way == "beside hooks":
+                parameter.register_post_accumulate_grad_hook(lambda p: None)
+        with gram.measure([5], WEIGHTS) as m:
+            head_sums(model, b).sum().backward()
+        found.append([m.matrix(), *(p.grad for p in model.parameters())])
+    for other in found[1:]:
+        assert all(torch.equal(x, y) for x, y in zip(found[0], other, strict=True))
