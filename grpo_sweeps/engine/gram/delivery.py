@@ -39,6 +39,7 @@ class Delivery:
         self.attached = False
         self._node: Any = None  # from `attach` until it has run
         self._leads_here = True  # the backward that runs, as far as is known
+        self._seen_whole = -1  # the last backward that leads elsewhere and was asked for everything
 
     def attach(self, y: Tensor) -> Tensor:
         """y, at the head of all that delivers here."""
@@ -55,8 +56,11 @@ class Delivery:
         self._leads_here = self._node is not None and torch._C._will_engine_execute_node(self._node)
         if self._leads_here:
             return
-        if x is not None and not runs_to_its_end(x):
-            raise GramError(PARTS_LEFT_OUT)
+        task = torch._C._current_graph_task_id()
+        if x is not None and task != self._seen_whole:
+            if not runs_to_its_end(x):
+                raise GramError(PARTS_LEFT_OUT)
+            self._seen_whole = task
         if self._gradients or self._waiting:  # of recomputations that came before this was known
             left = [(p, g) for p, g in zip(self._parameters, self.take(), strict=True) if g is not None]
             torch.autograd.backward([p for p, _ in left], [g for _, g in left])
