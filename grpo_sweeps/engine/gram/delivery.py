@@ -49,8 +49,8 @@ class Delivery:
         return headed
 
     def arrive(self, x: Tensor | None, recomputed: bool) -> None:
-        """To be called before gradients are put, in every node that does so. x: what this node's gradients go on to, if
-        any; recomputed: the node is of a recomputation, inside the backward that leads to this one."""
+        """To be called by every node that measures, before gradients are put. x: what this node's gradients go on to,
+        if any; recomputed: the node is of a recomputation, inside the backward that leads to this one."""
         if recomputed:  # its own graph ends before the node: nothing new is known
             return
         self._leads_here = self._node is not None and torch._C._will_engine_execute_node(self._node)

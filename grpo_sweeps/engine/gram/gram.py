@@ -77,8 +77,9 @@ class GradientGram:
 
         group_sizes: rows of each group, back to back. weights: (rows,), default 1. cross_groups: also measure the
         products between groups. After the block `.grad` has gained sum_i w_i psi_i and the model is as it was, also
-        after an exception. Raises GramError where rows cannot be told apart, where a module runs twice, and under
-        autocast or TF32.
+        after an exception. Results are read when they are asked for: until then nothing waits for the device. Raises
+        GramError where rows cannot be told apart, where a module runs twice, for a backward of some inputs alone, and
+        under autocast or TF32.
         """
         layout = RowLayout.build(group_sizes, weights, cross_groups, self.device)
         with self._block(layout) as measurement:

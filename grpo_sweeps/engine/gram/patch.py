@@ -75,7 +75,7 @@ class Recorders:
             found: dict[str, Recorder] = {}
             for claim in self._claims[module]:
                 recorder = found[claim.attribute] = _make(claim, *self._common, self._links, found)
-                recorder.store = self._store
+                recorder.store, recorder.block_delivery = self._store, self.delivery
             uses = self._of[module] = Uses(found)
         return uses
 

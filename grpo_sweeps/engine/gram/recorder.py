@@ -58,6 +58,7 @@ class Recorder:
     # What a block begins with; made anew for every parameter in every block, so what need not be set is not.
     store: Store | None = None  # set in a part of a large group
     delivery: Delivery | None = None  # set where the gradient is left with it
+    block_delivery: Delivery | None = None  # the block's, where it has one
     partial: Partial | None = None
     handed: tuple[int, int] | None = None
     calls = 0
@@ -113,6 +114,8 @@ class Recorder:
     def begin_backward(self) -> None:
         if self.closed:
             raise GramError(f"parameter {self.name}: the backward must run inside the measure() block")
+        if self.delivery is None and self.block_delivery is not None:
+            self.block_delivery.arrive(None, self.recomputed)
         self.backwards += 1
         if self.backwards > 1:
             raise GramError(f"parameter {self.name} (module {self.module_name}) met a second backward in one block")

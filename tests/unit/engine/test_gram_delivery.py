@@ -178,6 +178,28 @@ def test_inputs_are_let_go_as_the_backward_goes():
         assert seen == [[False]] and loss.grad_fn is not None
 
 
+def offloaded(model, ids):
+    y = checkpoint(model.first, model.embed(ids).detach().requires_grad_(), use_reentrant=True)
+    with torch.autograd.graph.save_on_cpu():
+        return model.last(y).sin().sum((1, 2))
+
+
+def test_nodes_of_their_own_tell_where_the_backward_leads():
+    """The blockwise head, and a layer whose input is offloaded: what is recomputed below them is handed out at once."""
+    model, ids = Chain().double(), torch.randint(0, 11, (5, 4))
+    expected = plain_gradients(model, ids, offloaded)
+    assert measured(model, ids, offloaded).keys() == expected.keys()
+    assert_gradients(model, expected)
+    llama, b = build("llama", tied=False), batch(5)
+    llama.model.norm.requires_grad_(False)
+    llama.model.embed_tokens.register_forward_hook(lambda module, args, y: y.detach().requires_grad_())
+    llama.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": True})
+    llama.train()
+    expected = plain_gradients(llama, b, head_sums)
+    assert measured(llama, b, head_sums).keys() == expected.keys()
+    assert_gradients(llama, expected)
+
+
 def test_adapters_deliver_after_the_first_that_is_called(handed):
     from peft import LoraConfig, get_peft_model
 
