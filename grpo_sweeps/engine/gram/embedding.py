@@ -11,13 +11,17 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from grpo_sweeps.engine.gram.layout import GramError, RowLayout, accumulation_dtype, squared_norm, unit_inner, wide_bmm
 from grpo_sweeps.engine.gram.partials import Partial, Record
 from grpo_sweeps.engine.gram.recorder import Recorder
+
+if TYPE_CHECKING:
+    from grpo_sweeps.engine.gram.claims import Claim
 
 # columns(unit, low, high) -> (R, S, high - low): output gradients of the unit's rows at its unique ids low .. high
 Columns = Callable[[int, int, int], Tensor]
@@ -126,16 +130,9 @@ class EmbeddingRecorder(Recorder):
     """Weight (V, H) of an embedding; `link` when it is tied to the head."""
 
     def __init__(
-        self,
-        name: str,
-        module_name: str,
-        parameter: nn.Parameter,
-        layout: RowLayout,
-        block_bytes: int,
-        padding_idx: int | None,
-        link: TiedLink | None,
+        self, claim: Claim, layout: RowLayout, block_bytes: int, padding_idx: int | None, link: TiedLink | None
     ) -> None:
-        super().__init__(name, module_name, parameter, layout)
+        super().__init__(claim, layout)
         self.block_bytes = block_bytes
         self.padding_idx = padding_idx
         self.link = link
@@ -168,7 +165,6 @@ class EmbeddingRecorder(Recorder):
             sq_norm = sq_norm + 2 * products.sum(dtype=torch.float64)
         if self.link is not None:
             self.link.finished = True
-            self.link.clear()
         return grad, Record(torch.cat([self.layout.flat(grams), sq_norm.reshape(1)]))
 
     def _union(self) -> Tensor:

@@ -65,7 +65,6 @@ class GradientGram:
         self.device = self.places.device
         self.measured = MeasuredModules(self.claims)
         self.recompute = Recompute(model)
-        self.ends: set[str] = set()  # modules at which a checkpoint's recomputation was seen to end
         self.options = Options(form, block_bytes or block_bytes_for(self.device), Workspace())
 
     @contextmanager
@@ -120,9 +119,8 @@ class GradientGram:
         waits = store is None and not between and measurement.may_wait
         delivery = Delivery(measurement.parameters, layout) if waits else None
         recorders = Recorders(self.measured, layout, measurement.plan, self.options, store, delivery)
-        recorders.ends = self.ends
         # The first block of a checkpointed model shows the ends.
-        exchange = self.recompute.exchangeable() if self.ends else []
+        exchange = self.recompute.exchangeable() if self.measured.ends else []
         forwards = patch(self.measured, recorders, between)
         try:
             try:

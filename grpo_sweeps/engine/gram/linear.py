@@ -7,8 +7,9 @@ pairs of rows instead of the diagonal.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
-from torch import Tensor, nn
+from torch import Tensor
 
 from grpo_sweeps.engine.gram.embedding import TiedLink
 from grpo_sweeps.engine.gram.forms import Form, choose_form
@@ -16,6 +17,9 @@ from grpo_sweeps.engine.gram.layout import RowLayout
 from grpo_sweeps.engine.gram.partials import Partial, SlotPlan
 from grpo_sweeps.engine.gram.recorder import Recorder, Workspace
 from grpo_sweeps.engine.gram.sums import WeightSums
+
+if TYPE_CHECKING:
+    from grpo_sweeps.engine.gram.claims import Claim
 
 
 @dataclass(frozen=True)
@@ -32,16 +36,14 @@ class LinearRecorder(Recorder):
 
     def __init__(
         self,
-        name: str,
-        module_name: str,
-        parameter: nn.Parameter,
+        claim: Claim,
         layout: RowLayout,
         options: Options,
         plan: SlotPlan,
         transposed: bool = False,
         link: TiedLink | None = None,
     ) -> None:
-        super().__init__(name, module_name, parameter, layout)
+        super().__init__(claim, layout)
         self.options = options
         self.plan = plan
         self.transposed = transposed

@@ -19,13 +19,12 @@ from grpo_sweeps.engine.gram.layout import HALF_TYPES, RowLayout, accumulation_d
 from grpo_sweeps.engine.gram.recorder import BiasRecorder, Formed, Recorder, direct, refuse_graph
 
 if TYPE_CHECKING:
+    from grpo_sweeps.engine.gram.claims import Claim
     from grpo_sweeps.engine.gram.delivery import Delivery
 
 
 def run_with(module: nn.Module, parameters: dict[str, Tensor | None], x: Tensor) -> Tensor:
     """The module's own forward on other parameters."""
-    if type(module).forward is nn.Linear.forward:  # the common case, and the same call
-        return F.linear(x, parameters["weight"], parameters["bias"])  # type: ignore[arg-type]
     own: dict[str, Any] = module._parameters
     kept = own.copy()
     own.update(parameters)
@@ -98,16 +97,8 @@ class NormScaleRecorder(Recorder):
     """Weight of a layer norm (also of layer norm with weight + 1, which has the same gradient) or of torch's
     RMSNorm."""
 
-    def __init__(
-        self,
-        name: str,
-        module_name: str,
-        parameter: nn.Parameter,
-        layout: RowLayout,
-        centred: bool,
-        eps: float | None,
-    ) -> None:
-        super().__init__(name, module_name, parameter, layout)
+    def __init__(self, claim: Claim, layout: RowLayout, centred: bool, eps: float | None) -> None:
+        super().__init__(claim, layout)
         self.centred = centred
         self.eps = eps
         self.with_bias = False  # True: the bias is measured too, and what it gets is made here
@@ -143,10 +134,8 @@ class NormScaleRecorder(Recorder):
 class NormBiasRecorder(BiasRecorder):
     """Bias of a norm whose weight is measured as well, by one kernel where there is one."""
 
-    def __init__(
-        self, name: str, module_name: str, parameter: nn.Parameter, layout: RowLayout, weight: NormScaleRecorder
-    ) -> None:
-        super().__init__(name, module_name, parameter, layout)
+    def __init__(self, claim: Claim, layout: RowLayout, weight: NormScaleRecorder) -> None:
+        super().__init__(claim, layout)
         self.weight = weight
         weight.with_bias = True
 

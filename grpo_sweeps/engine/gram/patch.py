@@ -37,6 +37,7 @@ class MeasuredModules:
         tied = {c.name for c in claims if c.kind == "embedding"} & {c.name for c in claims if c.kind == "linear"}
         self.tied = sorted(tied)
         self.block: Any = None  # the open one's Recorders
+        self.ends: set[str] = set()  # names of those at which a checkpoint's recomputation was seen to end
         self._forwards: dict[type[PatchedForward], list[PatchedForward]] = {}
 
     def forwards(self, kind: type[PatchedForward]) -> list[PatchedForward]:
@@ -60,7 +61,6 @@ class Recorders:
     ) -> None:
         self.delivery = delivery
         self.frame = Frame()
-        self.ends: set[str] = set()  # see `PatchedForward.product`; the same from block to block
         self._common = (layout, plan, options)
         self._store = store
         self._claims = modules.claims
@@ -132,7 +132,11 @@ class PatchedForward(StandInForward):
         """The module's output, with recorders fed. delivery: where they may leave gradients, if they keep x so long."""
         module = self.module
         if self.is_linear:
-            return self.linear(x, uses, delivery)
+            ends = bool(self.modules.ends) and self.module_name in self.modules.ends
+            if self.modules.block.frame.inside if ends else delivery is None:
+                return self.product(x, uses, made=not ends)
+            if delivery is not None:
+                return self.linear(x, uses, delivery)
         weight = uses.weight
         if isinstance(weight, RowWeightRecorder):
             return run_with(module, {"weight": weight.row_weights(x.dim(), delivery)}, x)
@@ -142,30 +146,21 @@ class PatchedForward(StandInForward):
             return Tap.apply(run_with(module, detached, x), weight.parameter, weight, x)
         carried = uses.carry(x) if delivery is None else x
         y = run_with(module, detached, carried)
-        y = torch.ops.aten._unsafe_view.default(y, y.shape) if y._is_view() else y
+        if y._is_view():  # changed in place, a view would leave the node that is watched
+            y = torch.ops.aten._unsafe_view.default(y, y.shape)
         if delivery is None:
             uses.watch(y, carried)
         else:
             uses.deliver(y, x, delivery)
         return y
 
-    def linear(self, x: Tensor, uses: Uses, delivery: Delivery | None) -> Tensor:
-        """`measured` for a linear layer. Few and plain calls: there are many of these, and small models wait for
-        them."""
-        block = self.modules.block
-        ends = bool(block.ends) and self.module_name in block.ends
-        if block.frame.inside if ends else delivery is None:
-            return self.product(x, uses, made=not ends)
+    def linear(self, x: Tensor, uses: Uses, delivery: Delivery) -> Tensor:
+        """The common case in few and plain calls: small models wait for them."""
         own: dict[str, Any] = self.module._parameters
         weight, bias = own["weight"], own["bias"]
-        carried = uses.carry(x) if delivery is None else x
-        y = F.linear(carried, weight.detach(), None if bias is None else bias.detach())
-        # With a bias y may be a view. Changed in place, it would leave the node that is watched.
-        if delivery is not None:
-            uses.deliver(y._base if y._is_view() else y, x, delivery)  # whose node stays, under the change
-            return y
-        y = torch.ops.aten._unsafe_view.default(y, y.shape) if y._is_view() else y
-        uses.watch(y, carried)
+        y = F.linear(x, weight.detach(), None if bias is None else bias.detach())
+        # With a bias y may be a view; changed in place, it leaves its node, but its base's stays under the change.
+        uses.deliver(y._base if y._is_view() else y, x, delivery)
         return y
 
     def product(self, x: Tensor, uses: Uses, made: bool) -> Tensor:
@@ -178,7 +173,7 @@ class PatchedForward(StandInForward):
             y = direct(LinearProduct, x, weight, bias, uses, made, *uses.parameters)
             return y if made else y.as_subclass(Unmade)
         except _StopRecomputationError:
-            self.modules.block.ends.add(self.module_name)
+            self.modules.ends.add(self.module_name)
             raise
 
     def one_input(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Tensor:
@@ -229,10 +224,10 @@ def _make(
     found: dict[str, Recorder],
 ) -> Recorder:
     """found: recorders of the same module that were made before."""
-    kind, common = claim.kind, (claim.name, claim.module_name, claim.parameter, layout)
+    kind, common = claim.kind, (claim, layout)
     module: Any = claim.module
     if kind == "linear" or kind == "conv1d":
-        return LinearRecorder(*common, options, plan, kind == "conv1d", links.get(claim.name) if links else None)
+        return LinearRecorder(*common, options, plan, kind == "conv1d", links.get(claim.name))
     if kind == "row_norm":
         return RowWeightRecorder(*common)
     if kind == "bias":

@@ -8,16 +8,12 @@ from torch import nn
 from grpo_sweeps.engine.gram.claims import plain_name, refuse_couplings
 from grpo_sweeps.engine.gram.layout import GramError
 
-# Identities of all parameters, by module, with None where a module names one that it does not have.
-Identities = list[int]
-
 
 class Places:
     """The modules and parameters of one model; `claimed` are the names of those that train."""
 
     def __init__(self, model: nn.Module, claimed: set[str]) -> None:
         self.model = model
-        self._claimed = claimed
         names = {id(parameter): plain_name(name) for name, parameter in model.named_parameters()}
         self._places = [  # a shared parameter has its first name
             (names[id(parameter)], parameter, module, attribute)
@@ -27,11 +23,12 @@ class Places:
         ]
         self.parameters = [parameter for _, parameter, _, _ in self._places]
         self._trains = [name in claimed for name, _, _, _ in self._places]
-        self.device = next(p for p, trains in zip(self.parameters, self._trains, strict=True) if trains).device
+        self._claimed = [parameter for name, parameter, _, _ in self._places if name in claimed]
+        self.device = self._claimed[0].device
         self._tree: list[tuple[nn.Module, tuple[nn.Module | None, ...]]] = []
         self.modules: list[nn.Module] = []
         self.wrapped = False  # by torch.compile, as a module around another
-        self._seen: Identities = []
+        self._seen: list[int] = []  # identities of what every module holds, module by module
         self.look()
 
     def look(self) -> None:
@@ -44,20 +41,17 @@ class Places:
             self.wrapped = any(type(module).__name__ == "OptimizedModule" for module in self.modules)
         seen = [id(parameter) for module in self.modules for parameter in module._parameters.values()]
         trains = [parameter.requires_grad for parameter in self.parameters]
-        if seen != self._seen or trains != self._trains or self._moved():
+        moved = any(parameter.device != self.device for parameter in self._claimed)
+        if seen != self._seen or trains != self._trains or moved:
             self._look_closely()
             self._seen = seen
 
-    def _moved(self) -> bool:
-        devices = {p.device for p, trains in zip(self.parameters, self._trains, strict=True) if trains}
-        return devices != {self.device}
-
     def _look_closely(self) -> None:
         reached = set(self.modules)
-        for name, parameter, owner, attribute in self._places:
+        for trained, (name, parameter, owner, attribute) in zip(self._trains, self._places, strict=True):
             trains = parameter.requires_grad
             there = owner in reached and owner._parameters.get(attribute) is parameter
-            if trains != (name in self._claimed) or not there:
+            if trains != trained or not there:
                 raise GramError(
                     f"parameter {name} was frozen, unfrozen or replaced since GradientGram was made: make a new one"
                 )

@@ -23,6 +23,7 @@ from grpo_sweeps.engine.gram.layout import GramError, RowLayout, accumulation_dt
 from grpo_sweeps.engine.gram.partials import Partial, Rows
 
 if TYPE_CHECKING:
+    from grpo_sweeps.engine.gram.claims import Claim
     from grpo_sweeps.engine.gram.delivery import Delivery
     from grpo_sweeps.engine.gram.large_group import Store
 
@@ -66,10 +67,10 @@ class Recorder:
     closed = False
     recomputed = False  # was its module called in a recomputation?
 
-    def __init__(self, name: str, module_name: str, parameter: nn.Parameter, layout: RowLayout) -> None:
-        self.name = name
-        self.module_name = module_name
-        self.parameter = parameter
+    def __init__(self, claim: Claim, layout: RowLayout) -> None:
+        self.name = claim.name
+        self.module_name = claim.module_name
+        self.parameter = claim.parameter
         self.layout = layout
 
     def begin(self, first_dim: int) -> None:
