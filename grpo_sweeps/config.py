@@ -131,6 +131,7 @@ class AnalysisConfig:
     check_every: int = 10  # steps between norm checks where a micro-batch holds several groups; 0 = never there
     keep_completions_every: int = 10  # steps between kept samples of completions; 0 = off
     update_every: int = 10  # steps between measurements of what an update does to the weights; 0 = off
+    compare_float32: int = 0  # groups of the first step whose spectra are also taken in float32; 0 = off
 
 
 @dataclass(frozen=True)

@@ -297,7 +297,7 @@ def _check_rollout_and_analysis(config: RunConfig) -> None:
         )
     _at_least("rollout.max_new_tokens", rollout.max_new_tokens, 1)
     _at_least("rollout.batch", rollout.batch, 1)
-    for key in ("every", "check_every", "keep_completions_every", "update_every"):
+    for key in ("every", "check_every", "keep_completions_every", "update_every", "compare_float32"):
         _at_least(f"analysis.{key}", getattr(analysis, key), 0)
     _one_of("analysis.groups", analysis.groups, ANALYSIS_GROUPS)
     _one_of("analysis.by", analysis.by, ANALYSIS_BY)

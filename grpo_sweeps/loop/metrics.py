@@ -14,7 +14,7 @@ from grpo_sweeps.engine.sampler import Rollout
 from grpo_sweeps.types import GroupRecord
 
 if TYPE_CHECKING:
-    from grpo_sweeps.loop.step import Measured
+    from grpo_sweeps.loop.measured import Measured
 
 
 class StepTimes:

@@ -3,6 +3,7 @@ stands."""
 
 from __future__ import annotations
 
+import time
 from pathlib import Path
 
 from grpo_sweeps.config import RunConfig
@@ -33,10 +34,12 @@ def train(config: RunConfig, run_dir: Path, watch: Watch | None = None, name: st
         GramCheckError: when a measured Gram is inconsistent with the gradient.
     """
     watch = watch or Watch()
-    setup = prepare(config)
+    began = time.perf_counter()
+    setup = prepare(config, watch.say)
+    loading = time.perf_counter() - began
     total = config.trainer.steps
     keeper = Keeper(setup, run_dir, watch.note)
-    done = keeper.resume()
+    first = done = keeper.resume()
     if done > total:
         return  # the folder holds a longer run than was asked for
     label = name or f"R={config.R} seed={config.seed}"
@@ -54,7 +57,8 @@ def train(config: RunConfig, run_dir: Path, watch: Watch | None = None, name: st
                 record.log_groups(result.groups)
                 record.log_completions(result.completions)
                 record.log_updates(result.updates)
-                record.log_metrics(step, {**result.metrics, "rollouts": before})
+                loaded = {"time/load": loading} if step == first else {}
+                record.log_metrics(step, {**result.metrics, **loaded, "rollouts": before})
                 done = step + 1
                 progress.step(done, result.metrics)
                 keeper.after_step(record, done)

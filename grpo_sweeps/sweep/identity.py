@@ -21,6 +21,7 @@ IRRELEVANT = (
     "sweep", "runs_dir", "tracking", "model.name", "task.name", "trainer.device", "trainer.micro_batch",
     "rollout.batch", "trainer.checkpoint_every", "trainer.checkpoint_minutes", "trainer.keep_checkpoints",
     "analysis.keep_completions_every", "analysis.check_every", "analysis.scores", "analysis.update_every",
+    "analysis.compare_float32",
 )  # fmt: skip
 # Keys that came later, at the value that means what was meant without them: such runs keep their identity.
 ADDED = {"budget": "prompts", "objective.continuations": 0}

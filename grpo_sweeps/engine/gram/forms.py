@@ -49,6 +49,13 @@ def kernels(name: Literal["onepass", "fused", "norm_rows"]) -> ModuleType | None
     return module
 
 
+@functools.cache
+def refuse_shape(form: str, reason: str) -> None:
+    """Say, once for each reason, that the reference stands in for a kernel that cannot take a shape."""
+    line = (reason.strip().splitlines() or ["no reason given"])[-1]
+    log.warning("the %s kernel cannot take every shape of this model (%s): the reference stands in there", form, line)
+
+
 def why_not(form: str, o: int, i: int, largest_unit: int, dtype: torch.dtype, device: torch.device) -> str:
     """'' where `form` can measure a weight (o, i), else the reason in a few words."""
     if form in ("blocks", "ghost"):

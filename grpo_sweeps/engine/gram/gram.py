@@ -67,6 +67,11 @@ class GradientGram:
         self.recompute = Recompute(model)
         self.options = Options(form, block_bytes or block_bytes_for(self.device), Workspace())
 
+    @property
+    def forms_taken(self) -> dict[str, int]:
+        """{form: weights measured by it}, over all blocks so far; "blocks" is the reference."""
+        return dict(self.options.workspace.forms)
+
     @contextmanager
     def measure(
         self, group_sizes: Sequence[int], weights: Sequence[float] | Tensor | None = None, cross_groups: bool = False

@@ -86,31 +86,46 @@ def in_order(rows_BTw: Tensor) -> Tensor:
     return rows_BTw.clone(memory_format=torch.contiguous_format)  # a plain clone keeps the order of a transposed view
 
 
-def add_product(
-    y_BTo: Tensor, x_BTi: Tensor, weights_B: Tensor, grad_oi: Tensor, total: Tensor | None, slots: Tensor,
-    plan: SlotPlan, first: bool,
-) -> None:  # fmt: skip
+class Product:
     """Products and weighted sum of y_b' x_b over the rows b, as `onepass.add_block` makes them of a written block.
 
-    grad_oi: contiguous, on 16 bytes; total: (o i,) float32, needed for several units; widths: multiples of 8.
+    y_BTo, x_BTi: of one half type; first: the slots are written, not added to. Everything that can refuse a shape does
+    so here, before anything is launched. Raises ValueError for a shape that bulk copies cannot take, CudaError where
+    the compiler or the driver refuses one.
     """
-    y_BTo, x_BTi = in_order(y_BTo), in_order(x_BTi)
-    _, T, o = y_BTo.shape
-    i, device, dtype = x_BTi.shape[2], y_BTo.device, y_BTo.dtype
-    y, x, weights, column_bytes = y_BTo.data_ptr(), x_BTi.data_ptr(), weights_B.data_ptr(), slots.element_size()
-    stream = torch._C._cuda_getCurrentRawStream(device.index)
-    last = len(plan.launches) - 1
-    for index, part in enumerate(plan.launches):
-        low, R = part.a.start, part.a.stop - part.a.start
-        one = variant(device, R, dtype, first, index > 0, index < last)
-        with one.lock:
-            one.parameters[0] = tensor_map(y + 2 * low * T * o, R, T, o, dtype)[0]
-            one.parameters[1] = tensor_map(x + 2 * low * T * i, R, T, i, dtype)[0]
-            ARGUMENTS.pack_into(
-                one.buffer, 0, weights + 4 * low, grad_oi.data_ptr(), 0 if total is None else total.data_ptr(),
-                slots.data_ptr() + column_bytes * part.column, T, o, i, slots.stride(0), part.width,
-            )  # fmt: skip
-            one.kernel.launch(slots.shape[0], THREADS, stream, ctypes.addressof(one.parameters))
+
+    def __init__(self, y_BTo: Tensor, x_BTi: Tensor, plan: SlotPlan, first: bool) -> None:
+        self.y, self.x, self.plan = in_order(y_BTo), in_order(x_BTi), plan
+        _, self.T, self.o = y_BTo.shape
+        self.i = x_BTi.shape[2]
+        if not self.T:
+            raise ValueError("there are no tokens")
+        if self.o % 8 or self.i % 8:
+            raise ValueError("a width is no multiple of 8")
+        units, last = [(part.a.start, part.a.stop - part.a.start) for part in plan.launches], len(plan.launches) - 1
+        self.maps = [self._maps(low, R) for low, R in units]
+        self.variants = [
+            variant(self.y.device, R, self.y.dtype, first, index > 0, index < last)
+            for index, (_, R) in enumerate(units)
+        ]
+
+    def _maps(self, low: int, R: int) -> tuple[tuple[int, object], tuple[int, object]]:
+        y, x, T, dtype = self.y.data_ptr(), self.x.data_ptr(), self.T, self.y.dtype
+        y_map = tensor_map(y + 2 * low * T * self.o, R, T, self.o, dtype)
+        return y_map, tensor_map(x + 2 * low * T * self.i, R, T, self.i, dtype)
+
+    def add(self, weights_B: Tensor, grad_oi: Tensor, total: Tensor | None, slots: Tensor) -> None:
+        """grad_oi: contiguous, on 16 bytes; total: (o i,) float32, needed for several units."""
+        column_bytes, stream = slots.element_size(), torch._C._cuda_getCurrentRawStream(self.y.device.index)
+        for part, maps, one in zip(self.plan.launches, self.maps, self.variants, strict=True):
+            with one.lock:
+                one.parameters[0], one.parameters[1] = maps[0][0], maps[1][0]
+                ARGUMENTS.pack_into(
+                    one.buffer, 0, weights_B.data_ptr() + 4 * part.a.start, grad_oi.data_ptr(),
+                    0 if total is None else total.data_ptr(), slots.data_ptr() + column_bytes * part.column,
+                    self.T, self.o, self.i, slots.stride(0), part.width,
+                )  # fmt: skip
+                one.kernel.launch(slots.shape[0], THREADS, stream, ctypes.addressof(one.parameters))
 
 
 def trial() -> None:
@@ -118,5 +133,5 @@ def trial() -> None:
     y, x = (torch.randn(2, 37, 136, device="cuda").bfloat16() for _ in range(2))
     plan, weights = SlotPlan.build([slice(0, 2)]), torch.tensor([1.0, -2.0], device="cuda")
     grad, slots = y.new_empty(136, 136), plan.slots(programs(y.device), y.device)
-    add_product(y, x, weights, grad, None, slots, plan, first=True)
+    Product(y, x, plan, first=True).add(weights, grad, None, slots)
     check_trial(y.transpose(1, 2) @ x, weights, grad, slots)
