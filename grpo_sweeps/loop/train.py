@@ -14,6 +14,7 @@ from grpo_sweeps.loop.progress import RunProgress
 from grpo_sweeps.loop.setup import Setup, prepare
 from grpo_sweeps.loop.watch import Stopped, Watch
 from grpo_sweeps.tracking.local import LocalRecord
+from grpo_sweeps.tracking.status import seconds_since_start
 
 NOT_TRAINED_ON = ("resample/discarded_rollouts", "value/continuations")  # what a step draws beside its own rollouts
 
@@ -34,9 +35,10 @@ def train(config: RunConfig, run_dir: Path, watch: Watch | None = None, name: st
         GramCheckError: when a measured Gram is inconsistent with the gradient.
     """
     watch = watch or Watch()
+    startup = _startup()
     began = time.perf_counter()
     setup = prepare(config, watch.say)
-    loading = time.perf_counter() - began
+    startup["time/load"] = time.perf_counter() - began
     total = config.trainer.steps
     keeper = Keeper(setup, run_dir, watch.note)
     first = done = keeper.resume()
@@ -57,8 +59,8 @@ def train(config: RunConfig, run_dir: Path, watch: Watch | None = None, name: st
                 record.log_groups(result.groups)
                 record.log_completions(result.completions)
                 record.log_updates(result.updates)
-                loaded = {"time/load": loading} if step == first else {}
-                record.log_metrics(step, {**result.metrics, **loaded, "rollouts": before})
+                times = startup if step == first else {}
+                record.log_metrics(step, {**result.metrics, **times, "rollouts": before})
                 done = step + 1
                 progress.step(done, result.metrics)
                 keeper.after_step(record, done)
@@ -68,6 +70,18 @@ def train(config: RunConfig, run_dir: Path, watch: Watch | None = None, name: st
         except Stopped:
             keeper.save(record, done)
             raise
+
+
+_started: list[float] = []  # seconds that the process had lived when its first run began
+
+
+def _startup() -> dict[str, float]:
+    """`time/start` of the process's first run: imports, configuration, the record's folder."""
+    lived = seconds_since_start()
+    if _started or lived is None:
+        return {}
+    _started.append(lived)
+    return {"time/start": lived}
 
 
 def _rollouts_before(setup: Setup, step: int) -> float:

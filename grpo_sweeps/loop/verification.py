@@ -10,9 +10,9 @@ from torch import Tensor
 from grpo_sweeps.engine.gram import measured_floor, verify_against_autograd
 from grpo_sweeps.engine.sampler import Rollout
 from grpo_sweeps.loop.scoring import token_log_probs
-from grpo_sweeps.loop.setup import Setup, micro_batch_rows
+from grpo_sweeps.loop.setup import VERIFIED_ROWS, Setup, micro_batch_rows
 
-ROWS, TOKENS = 4, 128  # of the block that is verified
+TOKENS = 128  # of a row of the block that is verified
 LARGE_MODEL = 10**9  # trainable parameters from which on two rows' gradients are held at once, not four
 
 
@@ -22,7 +22,7 @@ def verify(setup: Setup, rollouts: Sequence[Rollout]) -> None:
     The rows are the first rollouts, cut to TOKENS: a few of each text verify every parameter. Raises GramCheckError.
     """
     assert setup.gram is not None
-    rows = min(verified_rows(setup), micro_batch_rows(setup.config), len(rollouts))
+    rows = min(verified_rows(setup), setup.config.R, micro_batch_rows(setup.config))
     setup.say(f"verifying the Gram of {rows} rows against separate backwards")
     pieces = [piece(rollout) for rollout in rollouts[:rows]]
 
@@ -36,7 +36,7 @@ def verify(setup: Setup, rollouts: Sequence[Rollout]) -> None:
 
 def verified_rows(setup: Setup) -> int:
     size = sum(p.numel() for p in setup.policy.model.parameters() if p.requires_grad)
-    return ROWS if size < LARGE_MODEL else ROWS // 2
+    return VERIFIED_ROWS if size < LARGE_MODEL else VERIFIED_ROWS // 2
 
 
 def piece(rollout: Rollout, tokens: int = TOKENS) -> Rollout:

@@ -8,8 +8,11 @@ from __future__ import annotations
 
 import ctypes
 import functools
+import itertools
 import struct
 import threading
+from collections.abc import Sequence
+from concurrent.futures import Future
 
 import torch
 from torch import Tensor
@@ -27,6 +30,7 @@ ARGUMENTS = struct.Struct("QQQQiiiii")
 MAP_TYPES = {torch.bfloat16: 9, torch.float16: 6}  # CU_TENSOR_MAP_DATA_TYPE_*
 BOX = (64, 32, 1)  # elements, tokens, rows of one bulk copy
 MAX_MAPS = 4096
+COMPILERS = 4  # variants compiled at once, 2 to 3 s each
 
 
 def options(R: int, dtype: torch.dtype, first: bool, read_total: bool, write_total: bool) -> list[str]:
@@ -36,9 +40,38 @@ def options(R: int, dtype: torch.dtype, first: bool, read_total: bool, write_tot
     return ["-arch=sm_90a", "-std=c++17", *[f"-D{name}={int(value)}" for name, value in values.items()]]
 
 
-@functools.cache
+_compiled: dict[tuple[str, ...], Future[bytes]] = {}
+_lock, _compilers = threading.Lock(), threading.Semaphore(COMPILERS)
+
+
+def compiling(chosen: tuple[str, ...]) -> Future[bytes]:
+    """The compiled variant, or what will become it: NVRTC works beside the interpreter, whose end does not wait."""
+    with _lock:
+        if chosen not in _compiled:
+            _compiled[chosen] = Future()
+            threading.Thread(target=_compile, args=(chosen, _compiled[chosen]), daemon=True).start()
+        return _compiled[chosen]
+
+
+def _compile(chosen: tuple[str, ...], future: Future[bytes]) -> None:
+    try:
+        with _compilers:
+            future.set_result(compile_source("fused.cu", ["hopper.cuh"], chosen)[0])
+    except BaseException as error:  # raised where the result is asked for
+        future.set_exception(error)
+
+
 def binary(chosen: tuple[str, ...]) -> bytes:
-    return compile_source("fused.cu", ["hopper.cuh"], chosen)[0]
+    """A compiled variant. Raises CudaError with the compiler's log."""
+    return compiling(chosen).result()
+
+
+def begin(groups: Sequence[tuple[int, int]], dtype: torch.dtype) -> None:
+    """Begin to compile, in the background, what blocks launch that hold so many groups of so many rows: (R, groups)."""
+    for R, count in groups:
+        several = [(False, True), (True, True), (True, False)] if count > 1 else []
+        for first, (read, write) in itertools.product((True, False), [(False, False), *several]):
+            compiling(tuple(options(R, dtype, first, read, write)))
 
 
 class Variant:
