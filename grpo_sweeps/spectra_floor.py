@@ -1,4 +1,4 @@
-"""What the effective rank and the entropy rank could have been, given the precision floor of a Gram (see `spectra`)."""
+"""What the effective rank and the entropy rank could have been, given a Gram's own precision (see `spectra`)."""
 
 from __future__ import annotations
 
@@ -74,7 +74,8 @@ def interval_of(
 
     top = _common_level(low_R, high_R, _LEVELS[quantity])
     greatest = np.asarray(quantity(np.clip(top[..., None], low_R, high_R)), dtype=np.float64)
-    return least, np.maximum(least, greatest)
+    middle = np.asarray(quantity(np.sqrt(eigenvalues_R)), dtype=np.float64)  # in the box, but for rounding at its edge
+    return np.minimum(least, middle), np.maximum(greatest, middle)
 
 
 def _common_level(low_R: Array, high_R: Array, level_of: Callable[[Array], Array]) -> Array:
