@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 
 from grpo_sweeps import spectra
 from grpo_sweeps.spectra import (
+    absolute_error,
     centred,
     centred_eigenvalues,
     centred_values,
@@ -35,7 +36,7 @@ from grpo_sweeps.spectra import (
     unit_rows,
     weighted_gram,
 )
-from grpo_sweeps.spectra_floor import floor_interval
+from grpo_sweeps.spectra_floor import energy_intervals, floor_interval
 
 SEEDS = st.integers(0, 2**32 - 1)
 
@@ -169,6 +170,28 @@ def test_floor_interval_covers_the_truth_of_a_rounded_gram(seed, floor):
         least, greatest = floor_interval(rounded, weights, floor, quantity)
         assert least <= quantity(truth) <= greatest
         assert least <= quantity(singular_values(rounded, weights)) <= greatest
+
+
+ENERGIES = {"top1_fraction": top1_fraction, "stable_rank": stable_rank, "participation_ratio": participation_ratio}
+
+
+@given(SEEDS, st.integers(2, 8), st.floats(0, 2), st.sampled_from([1e-7, 1e-4, 1e-2, 0.165]))
+@settings(deadline=None, max_examples=60)
+def test_intervals_of_energies_cover_the_truth_and_hold_the_middle(seed, R, decay, floor):
+    gram, psi = random_gram(seed, R, 40, decay)
+    rng = np.random.default_rng(seed + 1)
+    weights = rng.standard_normal(R)
+    norms = np.sqrt(np.diag(gram))
+    noise = np.triu(rng.choice([-1.0, 1.0], (R, R)))
+    moved = gram + floor * np.outer(norms, norms) * (noise + np.triu(noise, 1).T)
+    truth = np.linalg.svd(weights[:, None] * psi, compute_uv=False)
+    own = np.clip(np.linalg.eigvalsh(weighted_gram(moved, weights))[::-1], 0, None)
+    # bounds are relative to the exact Gram: they hold from the moved one with its own, slightly other, norms
+    wide = floor / (1 - floor)
+    errors = eigenvalue_error(moved, weights, wide), absolute_error(moved, weights, wide)
+    for name, (low, high) in energy_intervals(own, *errors, R).items():
+        assert low * (1 - 1e-12) <= ENERGIES[name](truth) <= high * (1 + 1e-12)
+        assert low * (1 - 1e-12) <= ENERGIES[name](np.sqrt(own)) <= high * (1 + 1e-12)
 
 
 @given(SEEDS, st.integers(2, 8), st.sampled_from([1e-4, 1e-2, 0.03]))
