@@ -63,7 +63,7 @@ class FunctionConfig:
 class TaskConfig:
     """A task function and how its problems become prompts: `{question}` is replaced in the text.
 
-    chat_prompt: the text of the user's turn where the model has a chat template (`model.chat_template`); None = `prompt`.
+    chat_prompt: the text of the user's turn where `model.chat_template` is true; None = `prompt`.
     """
 
     name: str

@@ -2,8 +2,8 @@
 
 They serve where weights are not wanted: cost measurements with random weights (`model.random=true`) and the tests'
 small twins. Sources: the config.json of HuggingFaceTB/SmolLM2-135M-Instruct, Qwen/Qwen2.5-0.5B-Instruct,
-Qwen/Qwen2.5-Coder-0.5B-Instruct, Qwen/Qwen2.5-1.5B-Instruct, nvidia/Nemotron-Mini-4B-Instruct; for Llama-3.1-Nemotron-Nano-4B the model card of its base,
-Llama-3.1-Minitron-4B-Width.
+Qwen/Qwen2.5-Coder-0.5B-Instruct, Qwen/Qwen2.5-1.5B-Instruct, nvidia/Nemotron-Mini-4B-Instruct; for
+Llama-3.1-Nemotron-Nano-4B the model card of its base, Llama-3.1-Minitron-4B-Width.
 """
 
 from __future__ import annotations

@@ -43,7 +43,8 @@ CONTINUED = re.compile(
 )
 # What stands before a number that is the last part of a fraction: "1/2", "\frac{1}{2}".
 DENOMINATOR = re.compile(r"(?:[\d}] ?[/⁄] ?|\}\{)$")
-SPACED = re.compile(r"\d{1,3}(?: \d{3})++(?:\.\d++)?(?=[ \t*_`\"$€£¥₹%)}\]>.\\]*+(?:\n|\Z))")  # 1 000, alone on its line
+# Thousands grouped by spaces, with nothing after them on their line.
+SPACED = re.compile(r"\d{1,3}(?: \d{3})++(?:\.\d++)?(?=[ \t*_`\"$€£¥₹%)}\]>.\\]*+(?:\n|\Z))")
 BOX = re.compile(r"(?P<box>f?box(?:ed)?[ \t]*+\{)|\\[{}]|(?P<brace>[{}])|\d")
 CURRENCY_WORD = re.compile(r"(?:USD|US|EUR|GBP|Rs)$")
 SENTENCE_END = re.compile(r"(?<=[^\W\d_])[.,](?=\d)")  # "Rs.18", "eggs.18": a stop after a letter is no decimal point
@@ -147,20 +148,22 @@ def _last(text: str) -> Decimal | None:
 
 
 def _last_box(text: str) -> str | None:
-    """What stands in the last closed box that holds a digit: one pass, with the open braces on a stack."""
-    braces: list[int] = []  # where the content of an open box begins; -1 for a brace that is no box
-    digit, content = -1, None
+    """What stands in the last closed box that holds a digit, with a minus sign before the box: one pass, with the open
+    braces on a stack."""
+    opened: list[re.Match[str]] = []
+    digit, last = -1, None
     for found in BOX.finditer(text):
-        if found["box"]:
-            braces.append(found.end())
-        elif found["brace"] == "{":
-            braces.append(-1)
-        elif found["brace"] == "}":
-            start = braces.pop() if braces else -1
-            content = (start, found.start()) if 0 <= start <= digit else content
+        if found["box"] or found["brace"] == "{":
+            opened.append(found)
+        elif found["brace"] and opened:
+            start = opened.pop()
+            last = (start, found) if start["box"] and start.end() <= digit else last
         elif found.group().isdecimal():
             digit = found.start()
-    return text[slice(*content)] if content else None
+    if last is None:
+        return None
+    start, end = last
+    return "-" * _is_negative(text, start.start()) + text[start.end() : end.start()]
 
 
 def _only(text: str) -> Decimal | None:
@@ -245,6 +248,6 @@ def _is_negative(text: str, start: int) -> bool:
     while before and text[before - 1] == " ":
         before -= 1
     if sign < start:  # "x = - 18"; elsewhere a minus with a space after it is a dash or a bullet
-        return text[before - 1 : before] == "="
+        return text[max(0, before - 1) : before] in ("=", "#")
     glued = before == sign - 1 and before and (text[before - 1].isalnum() or text[before - 1] in "-)]}%.")
     return not (glued or (before and (text[before - 1].isdigit() or text[before - 1] == ")")))
