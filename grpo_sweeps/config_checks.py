@@ -262,9 +262,12 @@ def _check_model(model: ModelConfig) -> None:
 
 
 def _check_task(config: RunConfig) -> None:
-    prompt = config.task.prompt
-    if not isinstance(prompt, str) or "{question}" not in prompt:
-        _fail("task.prompt", repr(prompt), "must be a text that contains {question}")
+    for key in ("prompt", "chat_prompt"):
+        text = getattr(config.task, key)
+        if key == "chat_prompt" and text is None:
+            continue
+        if not isinstance(text, str) or "{question}" not in text:
+            _fail(f"task.{key}", repr(text), "must be a text that contains {question}")
     if any(not text for text in config.task.stop):
         _fail("task.stop", list(config.task.stop), "stop strings must not be empty")
     if config.task.function.target == GSM8K:

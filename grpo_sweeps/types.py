@@ -48,7 +48,7 @@ class TaskData:
 class Verdict:
     """Was a completion right? Both parsings are always kept, whichever of them is the reward.
 
-    strict: the first `#### number`; flexible: the last number of the text. `parsed` is False when neither finds one.
+    strict, flexible: as `rewards/parsing.py` defines them. `parsed` is False when neither finds a number.
     """
 
     strict: bool

@@ -76,7 +76,8 @@ class Setup:
 
     def prompt(self, problem: Problem) -> str:
         """The problem as the model sees it. A plain replacement: braces in a question are text."""
-        return self.config.task.prompt.replace("{question}", problem.question)
+        text: str = getattr(self.config.task, self.config.prompt_key)
+        return text.replace("{question}", problem.question)
 
 
 def prepare(config: RunConfig, say: Callable[[str], None] = log.info) -> Setup:
