@@ -3,8 +3,9 @@
 gram: one step with and without the Gram of its rows, beside the other ways to the same numbers: time, memory, error.
 growth: how the cost of the Gram grows with R and T, as a figure. error: its exactness on a model of real width.
 forms: one weight by every form of its Gram, and which of them the rule of engine/gram/forms.py takes.
-Values are key=value, several as key=2,4,8; `python -m grpo_sweeps.bench gram help` lists them. Exit codes: 0, or 2 for
-a bad command.
+shapes: random shapes through every kernel entry against float64: worst error, paths taken, crashes.
+Values are key=value, several as key=2,4,8; `python -m grpo_sweeps.bench gram help` lists them. Exit codes: 0, 1 where
+`shapes` found a fault, or 2 for a bad command.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from grpo_sweeps.types import ConfigError
 
 C = TypeVar("C")
 KINDS = {int: "a whole number", float: "a number", bool: "true or false", str: "a text"}
-BENCHMARKS = ("gram", "growth", "error", "forms")
+BENCHMARKS = ("gram", "growth", "error", "forms", "shapes")
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -30,20 +31,19 @@ def main(argv: Sequence[str] | None = None) -> int:
         if not words or words[0] not in BENCHMARKS:
             name = words[0] if words else "(nothing)"
             raise ConfigError(f"bench {name}: allowed are {', '.join(BENCHMARKS)}")
-        _run(words[0], words[1:])
-        return 0
+        return _run(words[0], words[1:])
     except ConfigError as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
 
 
-def _run(name: str, words: list[str]) -> None:
+def _run(name: str, words: list[str]) -> int:
     benchmark: Any = importlib.import_module(f"grpo_sweeps.benchmarks.{name}")
     if words == ["help"]:
         print("\n".join(f"{key}={_written(field.default)}" for key, field in _keys(benchmark.Options).items()))
-        return
+        return 0
     options = parse(benchmark.Options, words)
-    benchmark.run(options, f"python -m grpo_sweeps.bench {shlex.join([name, *words])}")
+    return benchmark.run(options, f"python -m grpo_sweeps.bench {shlex.join([name, *words])}") or 0
 
 
 def parse(options: type[C], words: Sequence[str], command: str = "bench") -> C:

@@ -22,8 +22,8 @@ def test_values_are_read_as_the_type_of_their_default():
 @pytest.mark.parametrize(
     "words, message",
     [
-        ([], "bench (nothing): allowed are gram, growth, error, forms"),
-        (["grams"], "bench grams: allowed are gram, growth, error, forms"),
+        ([], "bench (nothing): allowed are gram, growth, error, forms, shapes"),
+        (["grams"], "bench grams: allowed are gram, growth, error, forms, shapes"),
         (["gram", "rows=3"], "'rows=3' is not one of subjects=, model="),
         (["gram", "R=x"], "R=x: a whole number is needed"),
         (["gram", "R=0"], "R=0: allowed are whole numbers from 1"),
