@@ -28,8 +28,9 @@ def record(folder: Path) -> dict[str, Any]:
         (dataclasses.replace(g, gram=None), None if g.gram is None else g.gram.tobytes()) for g in read_groups(folder)
     ]
     metrics = read_metrics(folder)
+    clocks = [name for name in metrics if name in CLOCK or name.startswith("time/")]
     return {
-        "metrics": metrics.drop(columns=[c for c in metrics if c in CLOCK or c.startswith("time/")]).to_csv(index=False),
+        "metrics": metrics.drop(columns=clocks).to_csv(index=False),
         "groups": groups,
         "evals": read_evals(folder),
         "completions": read_completions(folder),

@@ -17,7 +17,7 @@ from concurrent.futures import Future
 import torch
 from torch import Tensor
 
-from grpo_sweeps.engine.gram.kernels.cuda import Kernel, check, compile_source, driver
+from grpo_sweeps.engine.gram.kernels.cuda import Kernel, cached_binary, check, driver
 from grpo_sweeps.engine.gram.kernels.launch import check_trial, multiprocessors
 from grpo_sweeps.engine.gram.partials import SlotPlan
 
@@ -56,7 +56,7 @@ def compiling(chosen: tuple[str, ...]) -> Future[bytes]:
 def _compile(chosen: tuple[str, ...], future: Future[bytes]) -> None:
     try:
         with _compilers:
-            future.set_result(compile_source("fused.cu", ["hopper.cuh"], chosen)[0])
+            future.set_result(cached_binary("fused.cu", ["hopper.cuh"], chosen))
     except BaseException as error:  # raised where the result is asked for
         future.set_exception(error)
 
