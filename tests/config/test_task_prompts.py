@@ -32,23 +32,26 @@ def shown(config: RunConfig) -> str:
     return Setup.prompt(needed, PROBLEM)
 
 
+@pytest.mark.parametrize("model", [*PRETRAINED, "smollm2_135m model.chat_template=false"])
 @pytest.mark.parametrize("task", ["gsm8k", "arithmetic"])
-@pytest.mark.parametrize("model", PRETRAINED)
-def test_the_users_turn_asks_for_the_strict_answer(task: str, model: str) -> None:
-    text = shown(configured(f"task={task}", f"model={model}"))
-    assert text.startswith(PROBLEM.question) and text.endswith(f"as {MARKER} followed by the number.")
-    assert "last line" in text and verdict(f"9*2 = 18\n{MARKER} 18", PROBLEM.answer).strict
+def test_the_prompt_asks_for_the_strict_answer(task: str, model: str) -> None:
+    config = configured(f"task={task}", *f"model={model}".split())
+    text = shown(config)
+    assert text.count(PROBLEM.question) == 1
+    if (task, config.prompt_key) == ("arithmetic", "prompt"):
+        return  # the embedded model's, which has learnt the form
+    assert f"{MARKER} " in text and "number" in text
+    examples = re.findall(rf"^{MARKER}.*$", text, flags=re.MULTILINE)
+    assert all(strict_number(line) is not None for line in examples)
+    assert examples or re.search(rf"last line .*{MARKER} followed by the number", text)
+    for a, sign, b, result in re.findall(r"(\d+) ([*+-]) (\d+) = (\d+)", text):
+        assert int(result) == {"*": int(a) * int(b), "+": int(a) + int(b), "-": int(a) - int(b)}[sign]
+    assert verdict(f"There are 9 * 2 = 18 pens.\n{MARKER} 18", PROBLEM.answer).strict
 
 
-@pytest.mark.parametrize("model", [f"{name} model.chat_template=false" for name in PRETRAINED])
-def test_the_plain_text_shows_the_strict_answer_and_goes_on_to_it(model: str) -> None:
-    text = shown(configured("task=gsm8k", *f"model={model}".split()))
-    before, _, asked = text.rpartition("\nQuestion: ")
-    assert asked == f"{PROBLEM.question}\nAnswer:"
-    solution = before.rpartition("\nAnswer:")[2].strip()
-    assert str(strict_number(solution)) == solution.rpartition(f"{MARKER} ")[2] == "47"
-    for a, sign, b, result in re.findall(r"(\d+) ([*+]) (\d+) = (\d+)", solution):
-        assert int(result) == (int(a) * int(b) if sign == "*" else int(a) + int(b))
+def test_the_plain_text_ends_where_a_base_model_goes_on_with_the_answer() -> None:
+    text = shown(configured("task=gsm8k", "model=smollm2_135m", "model.chat_template=false"))
+    assert text.endswith(f"\nQuestion: {PROBLEM.question}\nAnswer:") and text == text.rstrip()
 
 
 def test_without_a_text_of_its_own_the_chat_has_the_plain_one() -> None:
