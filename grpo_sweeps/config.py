@@ -61,12 +61,16 @@ class FunctionConfig:
 
 @dataclass(frozen=True)
 class TaskConfig:
-    """A task function and how its problems become prompts. `{question}` is replaced in `prompt`."""
+    """A task function and how its problems become prompts: `{question}` is replaced in the text.
+
+    chat_prompt: the text of the user's turn where `model.chat_template` is true; None = `prompt`.
+    """
 
     name: str
     function: FunctionConfig
     prompt: str
     stop: tuple[str, ...] = ()
+    chat_prompt: str | None = None
 
 
 @dataclass(frozen=True)
@@ -131,6 +135,7 @@ class AnalysisConfig:
     check_every: int = 10  # steps between norm checks where a micro-batch holds several groups; 0 = never there
     keep_completions_every: int = 10  # steps between kept samples of completions; 0 = off
     update_every: int = 10  # steps between measurements of what an update does to the weights; 0 = off
+    compare_float32: int = 0  # groups of the first step whose spectra are also taken in float32; 0 = off
 
 
 @dataclass(frozen=True)
@@ -188,6 +193,11 @@ class RunConfig:
     budget_R: int = 4  # the R at which budget=rollouts has trainer.prompts groups a step
 
     @property
+    def prompt_key(self) -> str:
+        """The key of `task` that holds the text of the prompts."""
+        return "chat_prompt" if self.model.chat_template and self.task.chat_prompt is not None else "prompt"
+
+    @property
     def groups(self) -> int:
         """Groups (prompts) of a step."""
         return groups_a_step(self.R, self.trainer.prompts, self.budget, self.budget_R)
@@ -238,7 +248,7 @@ def groups_a_step(R: int, prompts: int, budget: str, budget_R: int) -> int:
 
 ADHOC = "adhoc"  # the sweep of runs that were given on the command line alone
 LAUNCH_KEYS = ("redo", "dry_run", "wait", "require_clean")
-TASK_KEYS = ("name", "prompt", "stop")
+TASK_KEYS = ("name", "prompt", "stop", "chat_prompt")
 
 
 _SHAPES = (
@@ -302,8 +312,13 @@ def _task(mapping: Mapping[str, Any], key: str) -> TaskConfig:
     stop = mapping.get("stop") or ()
     if isinstance(stop, str):
         raise ConfigError(f"{key}.stop={stop!r}: a list of strings is expected, such as {key}.stop=[{stop!r}]")
-    prompt = mapping.get("prompt", "{question}")
-    return TaskConfig(name=str(name), function=function, prompt=prompt, stop=tuple(str(item) for item in stop))
+    return TaskConfig(
+        name=str(name),
+        function=function,
+        prompt=mapping.get("prompt", "{question}"),
+        stop=tuple(str(item) for item in stop),
+        chat_prompt=mapping.get("chat_prompt"),
+    )
 
 
 def _build(cls: type, mapping: Mapping[str, Any], prefix: str = "") -> Any:

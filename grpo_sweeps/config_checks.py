@@ -262,9 +262,12 @@ def _check_model(model: ModelConfig) -> None:
 
 
 def _check_task(config: RunConfig) -> None:
-    prompt = config.task.prompt
-    if not isinstance(prompt, str) or "{question}" not in prompt:
-        _fail("task.prompt", repr(prompt), "must be a text that contains {question}")
+    for key in ("prompt", "chat_prompt"):
+        text = getattr(config.task, key)
+        if key == "chat_prompt" and text is None:
+            continue
+        if not isinstance(text, str) or "{question}" not in text:
+            _fail(f"task.{key}", repr(text), "must be a text that contains {question}")
     if any(not text for text in config.task.stop):
         _fail("task.stop", list(config.task.stop), "stop strings must not be empty")
     if config.task.function.target == GSM8K:
@@ -297,7 +300,7 @@ def _check_rollout_and_analysis(config: RunConfig) -> None:
         )
     _at_least("rollout.max_new_tokens", rollout.max_new_tokens, 1)
     _at_least("rollout.batch", rollout.batch, 1)
-    for key in ("every", "check_every", "keep_completions_every", "update_every"):
+    for key in ("every", "check_every", "keep_completions_every", "update_every", "compare_float32"):
         _at_least(f"analysis.{key}", getattr(analysis, key), 0)
     _one_of("analysis.groups", analysis.groups, ANALYSIS_GROUPS)
     _one_of("analysis.by", analysis.by, ANALYSIS_BY)

@@ -11,14 +11,16 @@ a batch. Intervals of means over groups are in `intervals`.
 Nulls, weakest assumption last: orthogonal scores of equal norm (`null_effective_rank`, `null_orthogonal`), orthogonal
 scores with the measured norms (`null_measured_norms`), Gaussian scores with the group's own spectrum (`null_gaussian`).
 
-Precision. An error e in K becomes sqrt(e) in a small singular value. `floor` is the relative precision of the rows:
-entry K_ij is known to +-floor * sqrt(K_ii K_jj). Two bounds on the eigenvalues of H = diag(w) K diag(w) follow, and
-the smaller counts (`eigenvalue_error`). Weyl: none is off by more than floor * tr H. Relative, for a graded matrix
+What a value is. Ranks, fractions and nulls come from the eigenvalues of diag(w) K diag(w) alone: those that rounding
+made negative are 0, and nothing else is altered. Rows of equal texts are made one first (`spectra_equal.merged`). For
+one matrix stable <= participation <= effective <= entropy always holds.
+
+Precision. `floor` says how exactly K is the Gram of the gradients that were applied: entry K_ij is known to
++-floor * sqrt(K_ii K_jj). It decides the numerical rank, which may therefore lie below the other ranks, and gives the
+interval of a value (`spectra_floor`); it changes none. Two bounds on the eigenvalues of H = diag(w) K diag(w) follow,
+and the smaller counts (`eigenvalue_error`). Weyl: none is off by more than floor * tr H. Relative, for a graded matrix
 (Demmel and Veselic 1992): with A the Gram of the unit rows, none is off by more than the part R * floor /
-lambda_min(A) of itself; a row of small weight is known as well, relative to its size, as a row of large weight. An
-eigenvalue within its error, save the largest, is set to 0, and all five ranks come from that one truncated spectrum,
-so that stable <= participation <= effective <= entropy <= numerical rank always holds. `spectra_floor` says what the
-effective and the entropy rank could have been.
+lambda_min(A) of itself; a row of small weight is known as well, relative to its size, as a row of large weight.
 """
 
 from __future__ import annotations
@@ -27,9 +29,9 @@ from collections.abc import Callable
 from typing import Any
 
 import numpy as np
-from numpy.typing import ArrayLike, NDArray
+from numpy.typing import ArrayLike
 
-Array = NDArray[np.float64]
+from grpo_sweeps.spectra_equal import Array, centred_rank_bound, merged, merged_weights
 
 ROUNDING_FLOOR = 2.0**-46
 """Least relative precision assumed of a float64 Gram: 64 units in the last place, for the sums behind its entries."""
@@ -88,38 +90,6 @@ def unit_rows(gram_RR: ArrayLike) -> Array:
     return weighted_gram(gram, scale_R)
 
 
-def distinct_rows(gram_RR: ArrayLike, floor: ArrayLike = 0.0) -> Any:
-    """Number of rows not parallel to an earlier row, |cos| >= 1 - max(floor, 1e-9). Shape (..., R, R) -> (...).
-
-    Two rollouts of the same text have the same score: their rows are parallel, and bound the rank whatever the weights.
-
-    >>> distinct_rows([[1.0, 1.0, 0.0], [1.0, 1.0, 0.0], [0.0, 0.0, 1.0]])
-    2
-    """
-    parallel = _parallel(gram_RR, floor)
-    count = (~np.tril(parallel, -1).any(axis=-1)).sum(axis=-1)
-    return count if np.ndim(count) else int(count)
-
-
-def null_distinct(gram_RR: ArrayLike, weights_R: ArrayLike, floor: ArrayLike = 0.0) -> Any:
-    """Effective rank of orthogonal scores of equal norm where parallel rows count as one: s_u^2 = sum over them of w^2.
-
-    What is left between this null and the measured value is structure in the scores of different texts.
-
-    >>> round(null_distinct([[1.0, 1.0, 0.0], [1.0, 1.0, 0.0], [0.0, 0.0, 1.0]], [0.5, 0.5, -0.5 * 2**0.5]), 12)
-    2.0
-    """
-    parallel = _parallel(gram_RR, floor)
-    first = ~np.tril(parallel, -1).any(axis=-1)
-    energy_R = (parallel * np.asarray(weights_R, dtype=np.float64)[..., None, :] ** 2).sum(axis=-1)
-    return effective_rank(np.sqrt(np.where(first, energy_R, 0.0)))
-
-
-def _parallel(gram_RR: ArrayLike, floor: ArrayLike) -> NDArray[np.bool_]:
-    limit = 1.0 - np.maximum(np.asarray(floor, dtype=np.float64), 1e-9)
-    return np.asarray(np.abs(unit_rows(gram_RR)) >= limit[..., None, None])
-
-
 def absolute_error(gram_RR: ArrayLike, weights_R: ArrayLike | None = None, floor: ArrayLike = 0.0) -> Array:
     """Weyl's bound on the error of every eigenvalue of H = diag(w) K diag(w): max(floor, 2^-46) * tr H, shape (...).
 
@@ -141,14 +111,41 @@ def eigenvalue_error(gram_RR: ArrayLike, weights_R: ArrayLike | None = None, flo
     return graded_error(eigenvalues(gram), gram, floor)
 
 
-def centred_values(gram_RR: ArrayLike, floor: ArrayLike = 0.0) -> Array:
-    """Singular values of the rows of `gram_RR` after centring, largest first; those within the floor are 0, (..., R).
+def centred_values(gram_RR: ArrayLike, weights_R: ArrayLike | None = None, same_as_R: ArrayLike | None = None) -> Array:
+    """Singular values of the rows w_i psi_i less their mean, largest first and the last of them 0. Shape (..., R).
 
-    Both bounds of `eigenvalue_error` hold for H M H too, with the lambda_min(A) of M: x' H dM H x = y' dM y, y = H x.
+    gram_RR: K, averaged over equal texts (`spectra_equal.averaged`) where `same_as_R` names them.
+
+    >>> centred_values([[1.0, 0.0], [0.0, 1.0]]).round(12).tolist()
+    [1.0, 0.0]
     """
-    gram = checked(gram_RR)
-    own = eigenvalues(centred(gram))
-    return truncated(own, graded_error(own, gram, floor))
+    return np.sqrt(centred_eigenvalues(gram_RR, weights_R, same_as_R))
+
+
+def centred_eigenvalues(
+    gram_RR: ArrayLike, weights_R: ArrayLike | None = None, same_as_R: ArrayLike | None = None
+) -> Array:
+    """The squares of `centred_values`: eigenvalues of Q' diag(w) K diag(w) Q, Q (R, R - 1) an orthonormal basis of what
+    is orthogonal to the ones. What counting rows shows to be 0 (`centred_rank_bound`) is 0."""
+    H = weighted_gram(gram_RR, weights_R)
+    R = H.shape[-1]
+    Q = complement_of_ones(R)
+    weights = np.ones(H.shape[:-1]) if weights_R is None else np.broadcast_to(weights_R, H.shape[:-1])
+    same = np.broadcast_to(np.arange(R) if same_as_R is None else same_as_R, H.shape[:-1])
+    found = np.zeros(H.shape[:-1])
+    found[..., : R - 1] = np.linalg.eigvalsh(Q.T @ H @ Q)[..., ::-1]
+    return first_of(found, centred_rank_bound(weights, same))
+
+
+def complement_of_ones(R: int) -> Array:
+    """(R, R - 1): column j is orthogonal to the ones and to the other columns (Helmert's basis).
+
+    >>> complement_of_ones(2).round(3).tolist()
+    [[0.707], [-0.707]]
+    """
+    j = np.arange(1, R)
+    rows = np.arange(R)[:, None]
+    return np.asarray(np.where(rows < j, 1.0, np.where(rows == j, -j, 0.0)) / np.sqrt(j * (j + 1.0)))
 
 
 def graded_error(own_R: Array, gram: Array, floor: ArrayLike) -> Array:
@@ -167,31 +164,28 @@ def graded_error(own_R: Array, gram: Array, floor: ArrayLike) -> Array:
 
 
 def eigenvalues(gram_RR: ArrayLike, weights_R: ArrayLike | None = None) -> Array:
-    """Eigenvalues of diag(w) K diag(w), largest first, those that rounding made negative set to 0. Shape (..., R)."""
-    return np.clip(np.linalg.eigvalsh(weighted_gram(gram_RR, weights_R))[..., ::-1], 0.0, None)
+    """Eigenvalues of diag(w) K diag(w), largest first, those that rounding made negative set to 0. Shape (..., R).
+
+    A row of zeros makes one eigenvalue zero: so many of the smallest are 0 exactly.
+    """
+    gram = weighted_gram(gram_RR, weights_R)
+    rows = (np.diagonal(gram, axis1=-2, axis2=-1) > 0).sum(axis=-1)
+    return first_of(np.linalg.eigvalsh(gram)[..., ::-1], rows)
 
 
-def singular_values(gram_RR: ArrayLike, weights_R: ArrayLike | None = None, floor: ArrayLike = 0.0) -> Array:
-    """Singular values s_j of diag(w) Psi from K = Psi Psi', largest first; those within the precision floor are 0.
+def first_of(eigenvalues_R: Array, rank: ArrayLike) -> Array:
+    """The first `rank` eigenvalues, negative ones set to 0, and zeros: what a matrix of this rank at most can have."""
+    inside = np.arange(eigenvalues_R.shape[-1]) < np.asarray(rank)[..., None]
+    return np.where(inside, np.clip(eigenvalues_R, 0.0, None), 0.0)
 
-    Shapes (..., R, R), (..., R), (...) -> (..., R). `floor`: relative precision of K's entries (`eigenvalue_error`).
+
+def singular_values(gram_RR: ArrayLike, weights_R: ArrayLike | None = None) -> Array:
+    """Singular values s_j of diag(w) Psi from K = Psi Psi', largest first. Shapes (..., R, R), (..., R) -> (..., R).
 
     >>> singular_values([[4.0, 0.0], [0.0, 1.0]], [1.0, -1.0]).tolist()
     [2.0, 1.0]
     """
-    gram = weighted_gram(gram_RR, weights_R)
-    eigenvalues_R = eigenvalues(gram)
-    return truncated(eigenvalues_R, graded_error(eigenvalues_R, gram, floor))
-
-
-def truncated(eigenvalues_R: Array, error: Array) -> Array:
-    """Singular values from eigenvalues (largest first) known to +-`error`, (..., R) or (..., 1): those within it are 0.
-
-    The largest stays whatever the error, since a matrix that is not zero has rank 1 at least.
-    """
-    kept = eigenvalues_R > error
-    kept[..., 0] = True
-    return np.sqrt(np.where(kept, eigenvalues_R, 0.0))
+    return np.sqrt(eigenvalues(gram_RR, weights_R))
 
 
 def _ratio(numerator: Array, denominator: Array) -> Any:
@@ -270,13 +264,31 @@ def entropy_rank(values_R: ArrayLike) -> Any:
     return rank if rank.ndim else float(rank)
 
 
-def numerical_rank(values_R: ArrayLike) -> Any:
-    """Number of non-zero singular values; `singular_values` has zeroed what the precision cannot tell from zero.
+def numerical_rank(gram_RR: ArrayLike, weights_R: ArrayLike | None = None, floor: ArrayLike = 0.0) -> Any:
+    """Number of eigenvalues of diag(w) K diag(w) above their own errors, `eigenvalue_error`. (..., R, R) -> (...).
 
-    >>> numerical_rank([2.0, 1e-3, 0.0])
+    >>> numerical_rank([[1.0, 0.0], [0.0, 1e-3]], None, 1e-4), numerical_rank([[1.0, 1.0], [1.0, 1.0]])
+    (2, 1)
+    """
+    gram = weighted_gram(gram_RR, weights_R)
+    own_R = eigenvalues(gram)
+    return rank_above(own_R, graded_error(own_R, gram, floor))
+
+
+def rank_above(eigenvalues_R: Array, error_R: ArrayLike) -> Any:
+    """Number of eigenvalues (largest first) above their errors; 1 at least where the matrix is not zero."""
+    count = np.maximum((eigenvalues_R > error_R).sum(axis=-1), eigenvalues_R[..., 0] > 0)
+    return count if np.ndim(count) else int(count)
+
+
+def nonzero_values(values_R: ArrayLike) -> Any:
+    """Number of singular values that float64 tells from zero: the rank where no measurement stands behind them.
+
+    >>> nonzero_values([2.0, 1e-3, 1e-9])
     2
     """
-    count = (np.asarray(values_R, dtype=np.float64) > 0).sum(axis=-1)
+    energy_R = _scaled(values_R) ** 2
+    count = (energy_R > ROUNDING_FLOOR * energy_R.sum(axis=-1, keepdims=True)).sum(axis=-1)
     return count if np.ndim(count) else int(count)
 
 
@@ -301,6 +313,17 @@ def null_orthogonal(weights_R: ArrayLike) -> Any:
     3.0
     """
     return effective_rank(np.abs(np.asarray(weights_R, dtype=np.float64)))
+
+
+def null_distinct(weights_R: ArrayLike, same_as_R: ArrayLike) -> Any:
+    """Effective rank of orthogonal scores of equal norm where equal texts count as one: s_u^2 = sum over them of w^2.
+
+    What is left between this null and the measured value is structure in the scores of different texts.
+
+    >>> round(null_distinct([0.5, 0.5, -0.5 * 2**0.5], [0, 0, 2]), 12)
+    2.0
+    """
+    return effective_rank(np.abs(merged_weights(weights_R, same_as_R)))
 
 
 def null_measured_norms(
@@ -332,32 +355,35 @@ def gaussian_values(gram_RR: ArrayLike, weights_R: ArrayLike | None, normal_SRR:
     """
     gram = np.asarray(gram_RR, dtype=np.float64)
     R = gram.shape[-1]
-    rows_SRR = np.asarray(normal_SRR, dtype=np.float64) * np.sqrt(eigenvalues(gram) / R)[..., None, None, :]
-    if weights_R is not None:
-        rows_SRR *= np.asarray(weights_R, dtype=np.float64)[..., None, :, None]
+    scale_R = np.sqrt(eigenvalues(gram) / R)
+    weights_R = np.ones(gram.shape[:-1]) if weights_R is None else np.asarray(weights_R, dtype=np.float64)
+    rows_SRR = np.asarray(normal_SRR, dtype=np.float64) * scale_R[..., None, None, :] * weights_R[..., None, :, None]
     drawn_SRR = rows_SRR @ np.swapaxes(rows_SRR, -1, -2)
-    eigenvalues_SR = np.clip(np.linalg.eigvalsh(drawn_SRR)[..., ::-1], 0.0, None)
-    # drawn rows have no precision of their own: only the eigenvalue solver's rounding is cut off
-    return truncated(eigenvalues_SR, ROUNDING_FLOOR * eigenvalues_SR.sum(axis=-1, keepdims=True))
+    rank = np.minimum((scale_R > 0).sum(axis=-1), (weights_R != 0).sum(axis=-1))
+    return np.sqrt(first_of(np.linalg.eigvalsh(drawn_SRR)[..., ::-1], rank[..., None]))
 
 
-def summary(gram_RR: ArrayLike, weights_R: ArrayLike | None = None, floor: float = 0.0) -> dict[str, float]:
+def summary(
+    gram_RR: ArrayLike, weights_R: ArrayLike | None = None, floor: float = 0.0, same_as_R: ArrayLike | None = None
+) -> dict[str, float]:
     """The values logged for one group, by metric name (what follows `spectral/`, or `scores/` where w = 1).
 
+    `floor` decides `numerical_rank` alone. same_as_R: the first rollout with the same tokens; None where all differ.
     `null_effective_rank` is what orthogonal scores of equal norm would give with these weights, (sum |w|)^2 / sum w^2.
     A Gram that is zero has no spectrum: its values are NaN, and the caller leaves them out.
 
     >>> summary([[1.0, 0.0], [0.0, 1.0]], [0.5, -0.5])["effective_rank"]
     2.0
     """
-    s = singular_values(gram_RR, weights_R, floor)
-    weights = np.ones(s.shape[-1]) if weights_R is None else np.asarray(weights_R, dtype=np.float64)
+    weights = np.ones(np.shape(gram_RR)[-1]) if weights_R is None else np.asarray(weights_R, dtype=np.float64)
+    one = merged(checked(gram_RR), weights, np.arange(len(weights)) if same_as_R is None else same_as_R)
+    s = singular_values(*one)
     return {
         "effective_rank": effective_rank(s),
         "top1_fraction": top1_fraction(s),
         "participation_ratio": participation_ratio(s),
         "stable_rank": stable_rank(s),
         "entropy_rank": entropy_rank(s),
-        "numerical_rank": float(numerical_rank(s)) if s.any() else float("nan"),
+        "numerical_rank": float(numerical_rank(*one, floor)) if s.any() else float("nan"),
         "null_effective_rank": null_orthogonal(weights),
     }

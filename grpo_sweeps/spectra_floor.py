@@ -1,4 +1,4 @@
-"""What the effective rank and the entropy rank could have been, given the precision floor of a Gram (see `spectra`)."""
+"""What the ranks and the top-1 fraction could have been, given a Gram's own precision (see `spectra`)."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def floor_interval(
     floor: ArrayLike = 0.0,
     quantity: Callable[[ArrayLike], Any] = effective_rank,
 ) -> tuple[Array, Array]:
-    """Least and greatest value that `quantity` (effective_rank or entropy_rank) can have, given the precision floor.
+    """Least and greatest value that `quantity` (effective_rank or entropy_rank) can have, given K's own precision.
 
     Eigenvalue e_j is known to +-delta_j (`eigenvalue_error`), so s_j lies in [sqrt(max(0, e_j - delta_j)), sqrt(e_j +
     delta_j)]. Both quantities first grow and then fall in each s_j, so the minimum is at a corner of that box, with the
@@ -74,7 +74,43 @@ def interval_of(
 
     top = _common_level(low_R, high_R, _LEVELS[quantity])
     greatest = np.asarray(quantity(np.clip(top[..., None], low_R, high_R)), dtype=np.float64)
-    return least, np.maximum(least, greatest)
+    middle = np.asarray(quantity(np.sqrt(eigenvalues_R)), dtype=np.float64)  # in the box, but for rounding at its edge
+    return np.minimum(least, middle), np.maximum(greatest, middle)
+
+
+def energy_intervals(
+    eigenvalues_R: Array, error_R: Array, error: Array, active: ArrayLike
+) -> dict[str, tuple[Array, Array]]:
+    """Least and greatest top-1 fraction, stable rank and participation ratio, by name; shape (...) each.
+
+    They come from tr H, its largest eigenvalue e_1 and its Frobenius norm F. `error`, floor * tr H (`absolute_error`),
+    bounds the errors of tr H and F; `error_R` those of the eigenvalues. `active`: rows that are not empty, the most
+    that the two ranks can be.
+    """
+    trace, norm = eigenvalues_R.sum(axis=-1), np.sqrt(np.square(eigenvalues_R).sum(axis=-1))
+    first, most = eigenvalues_R[..., 0], np.asarray(active, dtype=np.float64)
+    top_low = _over(first - error_R[..., 0], trace + error, 0.0)
+    top_high = np.clip(_over(first + error_R[..., 0], trace - error, 1.0), 0.0, 1.0)
+    top_low = np.clip(top_low, 1.0 / np.maximum(most, 1.0), None)
+    ratio_low, ratio_high = (
+        _over(trace - error, norm + error, 0.0) ** 2,
+        _over(trace + error, norm - error, np.inf) ** 2,
+    )
+    nothing = trace == 0
+    found = {
+        "top1_fraction": (top_low, np.maximum(top_low, top_high)),
+        "stable_rank": (1.0 / np.maximum(top_low, top_high), 1.0 / top_low),
+        "participation_ratio": (np.maximum(1.0, ratio_low), np.maximum(1.0, np.minimum(most, ratio_high))),
+    }
+    return {
+        name: (np.where(nothing, np.nan, low), np.where(nothing, np.nan, high)) for name, (low, high) in found.items()
+    }
+
+
+def _over(numerator: Array, denominator: Array, otherwise: float) -> Array:
+    """Quotient of what cannot be negative; `otherwise` where the denominator may be 0."""
+    numerator = np.clip(numerator, 0.0, None)
+    return np.divide(numerator, denominator, out=np.full(numerator.shape, otherwise), where=denominator > 0)
 
 
 def _common_level(low_R: Array, high_R: Array, level_of: Callable[[Array], Array]) -> Array:

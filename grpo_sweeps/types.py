@@ -48,7 +48,7 @@ class TaskData:
 class Verdict:
     """Was a completion right? Both parsings are always kept, whichever of them is the reward.
 
-    strict: the first `#### number`; flexible: the last number of the text. `parsed` is False when neither finds one.
+    strict, flexible: as `rewards/parsing.py` defines them. `parsed` is False when neither finds a number.
     """
 
     strict: bool
@@ -98,8 +98,10 @@ class GroupRecord:
 
     The gradient matrix of the paper is diag(weights) Psi, Psi the R x D matrix of scores; its Gram is
     diag(w) K diag(w) with K = `gram`. `gram` is None for a group that was not measured (all rewards equal, or a step
-    without measurement). `floor` is the relative precision of K's entries (of the largest one), from the training
-    dtype. Lists are of length R. `logprob_sums`: sum over the rollout's tokens of log pi under the policy that is
+    without measurement). `floor` says how exactly K is the Gram of the gradients that were applied: entry K_ij is known
+    to +-floor * sqrt(K_ii K_jj). `same_as` names for each rollout the first of the group with the same tokens. Records
+    without it are older, and their `floor` is another number: the training dtype against a wider copy of the model.
+    Lists are of length R. `logprob_sums`: sum over the rollout's tokens of log pi under the policy that is
     differentiated.
     """
 
@@ -118,6 +120,7 @@ class GroupRecord:
     floor: float = 0.0
     gram_by: dict[str, np.ndarray] = field(default_factory=dict)
     group: int = 0  # position of the group within its step: a prompt sampled twice in one step stays two groups
+    same_as: tuple[int, ...] = ()
 
     @property
     def mixed(self) -> bool:

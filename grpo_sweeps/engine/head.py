@@ -27,6 +27,8 @@ from grpo_sweeps.engine.gram.patch import aside, recorder_of
 
 # Logits of one block; the CPU's fits its cache.
 LOGIT_BYTES = {"cpu": 4 * 2**20, "cuda": 256 * 2**20}
+# Columns of a block are a multiple of this: kernels read rows of whole 128 bytes, whatever the number of tokens.
+COLUMNS = 64
 # Settings by which known models change the logits after the head (Gemma 2, Cohere, Granite, Falcon H1).
 LOGIT_SETTINGS = (
     "final_logit_softcapping",
@@ -110,6 +112,7 @@ def completion_positions(mask_BT: Tensor) -> tuple[Tensor, Tensor]:
     N, first = torch.stack([counts_B.max(), mask_BT[:, 0].any().long()]).tolist()  # one wait for the device
     if first:
         raise ValueError("completion_mask is 1 in column 0: no token before it predicts that one")
+    N = max(1, N)  # where all completions are empty a column that is not real stands in: no kernel meets an empty batch
     order_BT = torch.argsort((~mask_BT).to(torch.int8), dim=1, stable=True)
     valid_BN = torch.arange(N, device=mask_BT.device)[None] < counts_B[:, None]
     return order_BT[:, :N].clamp_min(1), valid_BN
@@ -202,8 +205,9 @@ def head_log_probs(
 
 
 def vocabulary_blocks(V: int, tokens: int, dtype: torch.dtype, device: torch.device) -> list[tuple[int, int]]:
+    """Where each block of the vocabulary begins and ends: logits of at most LOGIT_BYTES, COLUMNS at least."""
     limit = LOGIT_BYTES.get(device.type, LOGIT_BYTES["cpu"])
-    step = max(1, min(V, limit // max(1, tokens * accumulation_dtype(dtype).itemsize)))
+    step = max(1, limit // max(1, tokens * accumulation_dtype(dtype).itemsize) // COLUMNS) * COLUMNS
     return [(low, min(V, low + step)) for low in range(0, V, step)]
 
 
@@ -266,7 +270,7 @@ class HeadLogProbs(torch.autograd.Function):
             else:
                 grad_hidden += wide_mm(d, weight_VH[low:high])
             if sums is not None:
-                sums.add(d.view(B, N, -1), hidden_BNH, low)
+                sums.add(d.view(B, N, high - low), hidden_BNH, low)
             elif plain is not None:
                 torch.mm(d.T, hidden, out=plain[low:high])
         gh = grad_hidden.to(hidden.dtype).view_as(hidden_BNH)
@@ -298,7 +302,7 @@ def head_partial(
     B, N, _ = hidden_BNH.shape
     sums = recorder.sums(N, whole=False)
     for low, high in vocabulary_blocks(weight_VH.shape[0], B * N, hidden_BNH.dtype, hidden_BNH.device):
-        sums.add(logit_grads.block(low, high).view(B, N, -1), hidden_BNH, low)
+        sums.add(logit_grads.block(low, high).view(B, N, high - low), hidden_BNH, low)
     if recorder.link is not None:
         recorder.link.offer(logit_grads.columns(recorder.link), hidden_BNH, sums.grad)
     return sums.partial()

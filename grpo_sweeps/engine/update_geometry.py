@@ -12,7 +12,6 @@ import math
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 
-import numpy as np
 import torch
 from torch import Tensor
 
@@ -43,9 +42,9 @@ def hoyer(l1: float, sq_norm: float, n: int) -> float:
 def matrix_ranks(change: Tensor) -> tuple[float, float]:
     """(stable rank, effective rank) of an (m, n) change: sum s^2 / s_1^2 and (sum s)^2 / sum s^2.
 
-    The squares of its singular values s are the eigenvalues of the float64 Gram of its smaller side; an s below 1e-7
-    of their root sum square is taken as 0. NaN for what is no matrix, does not change, or is wider than `MAX_SIDE` on
-    both sides.
+    The squares of its singular values s are the eigenvalues of the float64 Gram of its smaller side, those that
+    rounding made negative set to 0; rounding leaves up to 1e-8 of the largest s where one is 0. NaN for what is no
+    matrix, does not change, or is wider than `MAX_SIDE` on both sides.
     """
     if change.ndim != 2 or not 0 < min(change.shape) <= MAX_SIDE:
         return math.nan, math.nan
@@ -55,8 +54,7 @@ def matrix_ranks(change: Tensor) -> tuple[float, float]:
     for block in wide.split(max(1, BLOCK // side), dim=1):
         rows = block.double()
         gram.addmm_(rows, rows.T)
-    found = torch.linalg.eigvalsh(gram).flip(0).clamp(min=0.0).cpu().numpy()
-    values = spectra.truncated(found, np.asarray([spectra.ROUNDING_FLOOR * found.sum()]))
+    values = torch.linalg.eigvalsh(gram).clamp(min=0.0).sqrt().cpu().numpy()
     return float(spectra.stable_rank(values)), float(spectra.effective_rank(values))
 
 

@@ -29,22 +29,19 @@ from grpo_sweeps.engine.sampler import Rollout
 from grpo_sweeps.estimators import row_weights
 from grpo_sweeps.loop.continuations import step_credit
 from grpo_sweeps.loop.geometry import Update, apply_update
+from grpo_sweeps.loop.measured import Measured, due, measured_block, read_block
 from grpo_sweeps.loop.metrics import StepTimes, step_metrics
 from grpo_sweeps.loop.ratios import RatioTally
 from grpo_sweeps.loop.scoring import blocks, features, micro_batches, scored, spread, token_log_probs
 from grpo_sweeps.loop.setup import Setup
 from grpo_sweeps.loop.step import (
-    Measured,
     Rated,
     StepResult,
+    before_the_first_step,
     completions,
-    due,
-    measured_block,
-    read_block,
     record,
     rollouts_with_advantages,
     training_step,
-    verify,
 )
 from grpo_sweeps.objective import kl, kl_slope, surrogate
 
@@ -86,8 +83,7 @@ def inner_step(setup: Setup, step: int) -> StepResult:
     terms = prepare_terms(setup, rated, valued.by_token)
     rated = terms.rated
     times.mark("score")
-    if step == 0 and setup.gram is not None:
-        verify(setup, rated)
+    before = before_the_first_step(setup, rated, step, times)
     lr, updates = learning_rate(config.trainer, step), list[Update]()
     measured: dict[int, Measured] = {}
     for inner in range(config.objective.inner_updates):
@@ -107,7 +103,7 @@ def inner_step(setup: Setup, step: int) -> StepResult:
     at_sampling = {g: measured[g] for g in terms.cuts[0] if g in measured}
     grad_norm = sum(update.grad_norm for update in updates) / len(updates)
     metrics = step_metrics(records, rated.rollouts, at_sampling, grad_norm, lr, times, config.analysis.scores)
-    metrics |= rated.metrics | valued.metrics | tally.metrics() | of_critic | updates[0].metrics
+    metrics |= before | rated.metrics | valued.metrics | tally.metrics() | of_critic | updates[0].metrics
     return StepResult(metrics, records, completions(setup, rated, step), updates[0].records)
 
 

@@ -9,12 +9,12 @@ from typing import TYPE_CHECKING
 import numpy as np
 import torch
 
-from grpo_sweeps import spectra
 from grpo_sweeps.engine.sampler import Rollout
+from grpo_sweeps.spectra_records import spectral_metrics
 from grpo_sweeps.types import GroupRecord
 
 if TYPE_CHECKING:
-    from grpo_sweeps.loop.step import Measured
+    from grpo_sweeps.loop.measured import Measured
 
 
 class StepTimes:
@@ -73,38 +73,6 @@ def step_metrics(
     if torch.cuda.is_available():
         metrics["memory/peak_gib"] = torch.cuda.max_memory_allocated() / 2**30
     return metrics | spectral_metrics(groups, scores)
-
-
-def spectral_metrics(groups: Sequence[GroupRecord], scores: bool = True) -> dict[str, float]:
-    """`spectral/...` of the weighted matrix, means over the step's mixed groups, and unless `scores` is False
-    `scores/...` of the unweighted one, means over all that were measured.
-
-    Rows of the loss have their weights in them: they are taken as they stand, and there are no scores.
-
-    A step without a measured mixed group gives the counts alone: no value stands for "not measured".
-    """
-    measured = [(g, g.gram) for g in groups if g.gram is not None]
-    mixed = [(g, gram) for g, gram in measured if g.mixed]
-    metrics = {"spectral/groups": float(len(mixed))}
-    metrics |= _mean_of([_weighted_summary(g, gram) for g, gram in mixed], "spectral/")
-    of_scores = [(g, gram) for g, gram in measured if g.rows == "scores"]
-    if scores and len(of_scores) == len(measured):
-        metrics["scores/groups"] = float(len(measured))
-        metrics |= _mean_of([spectra.summary(gram, np.ones(g.R), g.floor) for g, gram in measured], "scores/")
-    return metrics
-
-
-def _weighted_summary(group: GroupRecord, gram: np.ndarray) -> dict[str, float]:
-    weights = np.array(group.weights)
-    if group.rows == "scores":
-        return spectra.summary(gram, weights, group.floor)
-    return spectra.summary(gram, None, group.floor) | {"null_effective_rank": spectra.null_orthogonal(weights)}
-
-
-def _mean_of(summaries: Sequence[Mapping[str, float]], prefix: str) -> dict[str, float]:
-    if not summaries:
-        return {}
-    return {f"{prefix}{name}": float(np.mean([s[name] for s in summaries])) for name in summaries[0]}
 
 
 def _sampler_trainer_gap(

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import random
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -21,12 +23,17 @@ from grpo_sweeps.engine.sampler import row_seed
 from grpo_sweeps.functions import load_estimator, load_function
 from grpo_sweeps.types import EstimatorFunction, Problem, RewardFunction, TaskData
 
+log = logging.getLogger(__name__)
+
+VERIFIED_ROWS = 4  # of the block that is verified before the first step
+
 
 @dataclass
 class Precision:
-    """The Gram's measured precision floor: set before step 0, kept in checkpoints; 0 until then."""
+    """How exactly K is the Gram of the applied gradients: measured before step 0, kept in checkpoints; None until
+    then."""
 
-    floor: float = 0.0
+    floor: float | None = None
 
 
 @dataclass
@@ -53,6 +60,7 @@ class Setup:
     reference: Reference | None = None
     critic: Critic | None = None
     tally: Tally = field(default_factory=Tally)
+    say: Callable[[str], None] = log.info  # what the run is doing where that takes a while
 
     def problems(self, step: int) -> list[Problem]:
         """The step's prompts: a walk through a fresh permutation of the training problems in each epoch.
@@ -68,11 +76,12 @@ class Setup:
 
     def prompt(self, problem: Problem) -> str:
         """The problem as the model sees it. A plain replacement: braces in a question are text."""
-        return self.config.task.prompt.replace("{question}", problem.question)
+        text: str = getattr(self.config.task, self.config.prompt_key)
+        return text.replace("{question}", problem.question)
 
 
-def prepare(config: RunConfig) -> Setup:
-    """Seed, load the data and the model, claim the parameters.
+def prepare(config: RunConfig, say: Callable[[str], None] = log.info) -> Setup:
+    """Seed, load the data and the model, claim the parameters. `say` is told what takes a while.
 
     Raises:
         ConfigError: for data, a model or a function that cannot be used.
@@ -82,12 +91,15 @@ def prepare(config: RunConfig) -> Setup:
     estimator = load_estimator(config.estimator)
     data = load_function(config.task.function, "task", positional=0)()
     check_data(data, config)
+    say(f"loading {config.model.name}")
     policy = load_policy(config.model, resolve_device(config.trainer.device))
     reference = Reference(policy.model) if config.objective.kl_beta > 0 else None
     gram = GradientGram(policy.model) if config.analysis.every else None
+    if gram is not None:  # compilers work while the first rollouts are sampled
+        gram.expect([(min(config.R, VERIFIED_ROWS), 1), (config.R, micro_batch_groups(config))])
     optimizer = MasterAdamW(policy.model.parameters(), config.trainer)
     critic = _critic(config, policy) if config.objective.critic else None
-    return Setup(config, policy, optimizer, gram, data, reward, estimator, reference=reference, critic=critic)
+    return Setup(config, policy, optimizer, gram, data, reward, estimator, reference=reference, critic=critic, say=say)
 
 
 def _critic(config: RunConfig, policy: Policy) -> Critic:

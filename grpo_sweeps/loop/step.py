@@ -16,27 +16,26 @@ The objective of a step is sum_i w_i log pi(o_i | x_i), ascended. Departures fro
 
 from __future__ import annotations
 
-import logging
-from collections.abc import Callable
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
-from grpo_sweeps.engine.gram import LargeGroup, Measurement, measured_floor, verify_against_autograd
 from grpo_sweeps.engine.optim import learning_rate
 from grpo_sweeps.engine.sampler import Rollout
 from grpo_sweeps.estimators import row_weights
 from grpo_sweeps.loop.drawing import draw
+from grpo_sweeps.loop.float32 import against_float32
 from grpo_sweeps.loop.geometry import apply_update
+from grpo_sweeps.loop.measured import Measured, due, measured_block, read_block
 from grpo_sweeps.loop.metrics import StepTimes, step_metrics
 from grpo_sweeps.loop.penalty import less_kl
 from grpo_sweeps.loop.scoring import blocks, micro_batches, token_log_probs
-from grpo_sweeps.loop.setup import Setup, micro_batch_rows
+from grpo_sweeps.loop.setup import Setup
+from grpo_sweeps.loop.verification import verify
 from grpo_sweeps.types import Completion, GroupRecord, Problem, RowKind, UpdateRecord, Verdict
-
-log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -70,16 +69,6 @@ class StepResult:
     updates: list[UpdateRecord] = field(default_factory=list)
 
 
-@dataclass(frozen=True)
-class Measured:
-    """What one group's backward gave: log-probability sums (R,), and where measured its Gram, floor and parts."""
-
-    logprob_sums: np.ndarray
-    gram: np.ndarray | None = None
-    floor: float = 0.0
-    gram_by: dict[str, np.ndarray] | None = None
-
-
 def training_step(setup: Setup, step: int) -> StepResult:
     """Sample, reward, differentiate and update once.
 
@@ -91,6 +80,7 @@ def training_step(setup: Setup, step: int) -> StepResult:
     times = StepTimes()
     rated = rollouts_with_advantages(setup, step)
     times.mark("sample")
+    before = before_the_first_step(setup, rated, step, times)
     measured = backward(setup, rated, step)
     times.mark("backward")
     lr = learning_rate(setup.config.trainer, step)
@@ -98,7 +88,7 @@ def training_step(setup: Setup, step: int) -> StepResult:
     times.mark("update")
     groups = [record(rated, measured, step, g) for g in range(len(rated.problems))]
     metrics = step_metrics(groups, rated.rollouts, measured, update.grad_norm, lr, times, setup.config.analysis.scores)
-    metrics |= rated.metrics | update.metrics
+    metrics |= before | rated.metrics | update.metrics
     return StepResult(metrics, groups, completions(setup, rated, step), update.records)
 
 
@@ -135,6 +125,22 @@ def _advantages(values: object, rewards_GR: Tensor, estimator: str) -> Tensor:
     return values
 
 
+def before_the_first_step(setup: Setup, rated: Rated, step: int, times: StepTimes) -> dict[str, float]:
+    """Verify the Gram and, where asked, compare the dtype with float32; the metrics of that."""
+    if step > 0 or setup.gram is None:
+        return {}
+    verify(setup, rated.rollouts)
+    times.mark("verify")
+    mixed_first = sorted(range(len(rated.problems)), key=lambda g: not bool(rated.weights_GR[g].any()))
+    chosen = mixed_first[: setup.config.analysis.compare_float32]
+    if not chosen:
+        return {}
+    groups = [rated.rollouts_of([g]) for g in chosen]
+    found = against_float32(setup, groups, [rated.weights_GR[g].numpy() for g in chosen])
+    times.mark("float32")
+    return found
+
+
 def backward(setup: Setup, rated: Rated, step: int) -> dict[int, Measured]:
     """Add the gradient of -sum_i w_i log pi(o_i) to .grad, micro-batch by micro-batch, and measure each group.
 
@@ -145,8 +151,6 @@ def backward(setup: Setup, rated: Rated, step: int) -> dict[int, Measured]:
     measuring = setup.gram is not None and due(step, config.analysis.every)
     everything = measuring and config.analysis.groups == "all"
     taking_part = [g for g, w_R in enumerate(rated.weights_GR) if everything or bool((w_R != 0).any())]
-    if step == 0 and setup.gram is not None:
-        verify(setup, rated)
     measured: dict[int, Measured] = {}
     for groups in blocks(setup, taking_part):
         check = len(groups) == 1 or due(step, config.analysis.check_every)
@@ -155,66 +159,11 @@ def backward(setup: Setup, rated: Rated, step: int) -> dict[int, Measured]:
     return measured
 
 
-def due(step: int, every: int) -> bool:
-    return bool(every) and step % every == 0
-
-
 def _measured_backward(setup: Setup, rated: Rated, groups: list[int], check: bool) -> list[Measured]:
     """Whole groups with unit weights on the rows; GradientGram applies the weights where the gradients are formed."""
     rollouts, descent = rated.rollouts_of(groups), -rated.weights_GR[groups].flatten()  # the optimiser descends
     m, sums = measured_block(setup, descent, lambda rows: _row_sums(setup, rollouts[rows]), check)
     return read_block(setup, m, sums)
-
-
-def measured_block(
-    setup: Setup, weights: Tensor, row_scalars: Callable[[slice], Tensor], check: bool
-) -> tuple[Measurement, Tensor]:
-    """Forward and backward of whole groups, or of one in parts; row_scalars: (B,), each from its own row alone.
-
-    Returns:
-        The measurement, and the rows' scalars.
-    """
-    assert setup.gram is not None
-    R = setup.config.R
-    m: Measurement
-    if micro_batch_rows(setup.config) < R:
-        m, scalars = _measure_in_parts(setup, weights, row_scalars)
-    else:
-        groups = len(weights) // R
-        cross_groups = check and groups > 1
-        with setup.gram.measure(group_sizes=[R] * groups, weights=weights, cross_groups=cross_groups) as m:
-            scalars = row_scalars(slice(0, len(weights)))
-            scalars.sum().backward()
-    if check:
-        m.check()
-    return m, scalars.detach()
-
-
-def read_block(setup: Setup, m: Measurement, sums: Tensor) -> list[Measured]:
-    """What was measured, group by group; sums: the rows' log-probabilities."""
-    by = setup.config.analysis.by
-    sums_GR = sums.double().cpu().numpy().reshape(-1, setup.config.R)
-    parts = {} if by == "whole" else m.matrices(by="layer" if by == "layer" else "parameter")
-    floor = max(m.floor, setup.precision.floor)
-    return [
-        Measured(sums_GR[j], gram.cpu().numpy(), floor, {name: grams[j].cpu().numpy() for name, grams in parts.items()})
-        for j, gram in enumerate(m.matrices())
-    ]
-
-
-def _measure_in_parts(
-    setup: Setup, weights: Tensor, row_scalars: Callable[[slice], Tensor]
-) -> tuple[LargeGroup, Tensor]:  # fmt: skip
-    """One group that is larger than a micro-batch, and its rows' scalars."""
-    assert setup.gram is not None
-    found = []
-    with setup.gram.measure_group(len(weights), weights) as group:
-        for rows in micro_batches(setup, len(weights)):
-            with group.part(rows.stop - rows.start):
-                scalars = row_scalars(rows)
-                scalars.sum().backward()
-            found.append(scalars.detach())
-    return group, torch.cat(found)
 
 
 def _plain_backward(setup: Setup, rated: Rated, groups: list[int]) -> list[Measured]:
@@ -227,29 +176,9 @@ def _plain_backward(setup: Setup, rated: Rated, groups: list[int]) -> list[Measu
     return [Measured(sums_R) for sums_R in sums_GR]
 
 
-def _row_sums(setup: Setup, rollouts: list[Rollout], model: nn.Module | None = None) -> Tensor:
-    """(B,) log-probabilities of the rollouts, each from its own row alone, under the policy or `model`."""
-    return token_log_probs(setup, rollouts, model)[0].sum(dim=1)
-
-
-def verify(setup: Setup, rated: Rated) -> None:
-    """Once a run, on its first micro-batch: the measured gradient is autograd's; then the Gram's floor."""
-    assert setup.gram is not None
-    R, rows = rated.rewards_GR.shape[1], micro_batch_rows(setup.config)
-    # a group in parts is stood for by its first part; `check` compares the parts with the whole
-    sizes = [R] * min(rows // R, len(rated.problems)) or [rows]
-    rollouts = rated.rollouts[: sum(sizes)]
-    # Whatever the rewards: every row counts. Powers of two commute with rounding, so that the weights before the
-    # backward (autograd) and after it (the Gram) differ by nothing else, in models too that compute their norms in
-    # float32.
-    weights = torch.tensor([1.0, -0.5, 2.0, -1.0, 0.25], dtype=torch.float64).repeat(len(rollouts))[: len(rollouts)]
-    verify_against_autograd(setup.policy.model, setup.gram, lambda: _row_sums(setup, rollouts), sizes, weights)
-    try:
-        setup.precision.floor = measured_floor(
-            setup.policy.model, lambda model: _row_sums(setup, rollouts, model), sizes
-        )
-    except torch.OutOfMemoryError:
-        log.warning("no memory for a copy of the model in a wider dtype: the Gram's floor is the dtype's, not measured")
+def _row_sums(setup: Setup, rollouts: list[Rollout]) -> Tensor:
+    """(B,) log-probabilities of the rollouts, each from its own row alone."""
+    return token_log_probs(setup, rollouts)[0].sum(dim=1)
 
 
 def record(rated: Rated, measured: dict[int, Measured], step: int, g: int, kind: RowKind = "scores") -> GroupRecord:
@@ -272,7 +201,18 @@ def record(rated: Rated, measured: dict[int, Measured], step: int, g: int, kind:
         gram=part.gram if part else None,
         floor=part.floor if part else 0.0,
         gram_by=(part.gram_by or {}) if part else {},
+        same_as=same_as([o.completion_ids for o in rated.rollouts[rows]]),
     )
+
+
+def same_as(completions: Sequence[tuple[int, ...]]) -> tuple[int, ...]:
+    """For each completion of one prompt the first with the same tokens.
+
+    >>> same_as([(5, 1), (7, 1), (5, 1)])
+    (0, 1, 0)
+    """
+    first: dict[tuple[int, ...], int] = {}
+    return tuple(first.setdefault(tokens, i) for i, tokens in enumerate(completions))
 
 
 def completions(setup: Setup, rated: Rated, step: int) -> list[Completion]:

@@ -3,6 +3,7 @@ stands."""
 
 from __future__ import annotations
 
+import time
 from pathlib import Path
 
 from grpo_sweeps.config import RunConfig
@@ -13,6 +14,7 @@ from grpo_sweeps.loop.progress import RunProgress
 from grpo_sweeps.loop.setup import Setup, prepare
 from grpo_sweeps.loop.watch import Stopped, Watch
 from grpo_sweeps.tracking.local import LocalRecord
+from grpo_sweeps.tracking.status import seconds_since_start
 
 NOT_TRAINED_ON = ("resample/discarded_rollouts", "value/continuations")  # what a step draws beside its own rollouts
 
@@ -33,10 +35,13 @@ def train(config: RunConfig, run_dir: Path, watch: Watch | None = None, name: st
         GramCheckError: when a measured Gram is inconsistent with the gradient.
     """
     watch = watch or Watch()
-    setup = prepare(config)
+    startup = _startup()
+    began = time.perf_counter()
+    setup = prepare(config, watch.say)
+    startup["time/load"] = time.perf_counter() - began
     total = config.trainer.steps
     keeper = Keeper(setup, run_dir, watch.note)
-    done = keeper.resume()
+    first = done = keeper.resume()
     if done > total:
         return  # the folder holds a longer run than was asked for
     label = name or f"R={config.R} seed={config.seed}"
@@ -54,7 +59,8 @@ def train(config: RunConfig, run_dir: Path, watch: Watch | None = None, name: st
                 record.log_groups(result.groups)
                 record.log_completions(result.completions)
                 record.log_updates(result.updates)
-                record.log_metrics(step, {**result.metrics, "rollouts": before})
+                times = startup if step == first else {}
+                record.log_metrics(step, {**result.metrics, **times, "rollouts": before})
                 done = step + 1
                 progress.step(done, result.metrics)
                 keeper.after_step(record, done)
@@ -64,6 +70,18 @@ def train(config: RunConfig, run_dir: Path, watch: Watch | None = None, name: st
         except Stopped:
             keeper.save(record, done)
             raise
+
+
+_started: list[float] = []  # seconds that the process had lived when its first run began
+
+
+def _startup() -> dict[str, float]:
+    """`time/start` of the process's first run: imports, configuration, the record's folder."""
+    lived = seconds_since_start()
+    if _started or lived is None:
+        return {}
+    _started.append(lived)
+    return {"time/start": lived}
 
 
 def _rollouts_before(setup: Setup, step: int) -> float:

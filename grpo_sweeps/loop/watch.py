@@ -38,8 +38,9 @@ class Watch:
     step: called after every step, once its records are flushed, with (steps done, steps in all, the step's metrics).
     stop: should the run end here? Asked after every step and between batches of an evaluation: a step or an
         evaluation that is cut is done again, so that the records of a stopped run are those of an undisturbed one.
-    guard: called before a step's records are written; raises where they are another process's by now.
     note: takes a sentence that belongs to the run's log and status (a damaged checkpoint, a disk that is full).
+    guard: called before a step's records are written; raises where they are another process's by now.
+    say: takes what the run is doing where that takes a while (loading, verifying); for the log and the terminal.
     """
 
     begin: Callable[[int], None] = _ignore_begin
@@ -47,6 +48,7 @@ class Watch:
     stop: Callable[[], bool] = _never
     note: Callable[[str], None] = _print
     guard: Callable[[], None] = _nothing
+    say: Callable[[str], None] = _print
 
     def __call__(self, done: int, total: int, metrics: Mapping[str, float]) -> None:
         """A step is done. Raises Stopped where the run is to end."""

@@ -2,13 +2,27 @@
 
 They serve where weights are not wanted: cost measurements with random weights (`model.random=true`) and the tests'
 small twins. Sources: the config.json of HuggingFaceTB/SmolLM2-135M-Instruct, Qwen/Qwen2.5-0.5B-Instruct,
-Qwen/Qwen2.5-1.5B-Instruct, nvidia/Nemotron-Mini-4B-Instruct; for Llama-3.1-Nemotron-Nano-4B the model card of its base,
-Llama-3.1-Minitron-4B-Width.
+Qwen/Qwen2.5-Coder-0.5B-Instruct, Qwen/Qwen2.5-1.5B-Instruct, nvidia/Nemotron-Mini-4B-Instruct; for
+Llama-3.1-Nemotron-Nano-4B the model card of its base, Llama-3.1-Minitron-4B-Width.
 """
 
 from __future__ import annotations
 
 from typing import Any
+
+QWEN2_5_0_5B = {
+    "model_type": "qwen2",
+    "hidden_size": 896,
+    "intermediate_size": 4864,
+    "num_hidden_layers": 24,
+    "num_attention_heads": 14,
+    "num_key_value_heads": 2,
+    "vocab_size": 151_936,
+    "rms_norm_eps": 1e-6,
+    "rope_theta": 1_000_000.0,
+    "max_position_embeddings": 32_768,
+    "tie_word_embeddings": True,
+}
 
 SHAPES: dict[str, dict[str, Any]] = {
     "smollm2_135m": {
@@ -24,19 +38,8 @@ SHAPES: dict[str, dict[str, Any]] = {
         "max_position_embeddings": 8192,
         "tie_word_embeddings": True,
     },
-    "qwen2_5_0_5b": {
-        "model_type": "qwen2",
-        "hidden_size": 896,
-        "intermediate_size": 4864,
-        "num_hidden_layers": 24,
-        "num_attention_heads": 14,
-        "num_key_value_heads": 2,
-        "vocab_size": 151_936,
-        "rms_norm_eps": 1e-6,
-        "rope_theta": 1_000_000.0,
-        "max_position_embeddings": 32_768,
-        "tie_word_embeddings": True,
-    },
+    "qwen2_5_0_5b": QWEN2_5_0_5B,
+    "qwen2_5_coder_0_5b": QWEN2_5_0_5B,  # another training, the same architecture
     "qwen2_5_1_5b": {
         "model_type": "qwen2",
         "hidden_size": 1536,

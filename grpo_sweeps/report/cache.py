@@ -1,10 +1,10 @@
 """What was measured of the Parquet segments of a run's groups, kept in <run>/.cache/ for the next report.
 
 One file a segment, <segment>.rows.parquet, with a key in its metadata: the segment's name, size and time of change,
-the run's seed, and a digest of everything that makes the rows: the source of the modules that compute them and numpy's
-version. A file whose key is another one is made again; a damaged one too. Journals, which a run may still write, are
-never cached. Nothing depends on these files: they may be deleted at any time, and a folder that cannot be written to
-only means that the next report takes as long as this one.
+the run's seed and dtype, and a digest of everything that makes the rows: the source of the modules that compute them
+and numpy's version. A file whose key is another one is made again; a damaged one too. Journals, which a run may still
+write, are never cached. Nothing depends on these files: they may be deleted at any time, and a folder that cannot be
+written to only means that the next report takes as long as this one.
 """
 
 from __future__ import annotations
@@ -25,14 +25,17 @@ import pandas as pd
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from grpo_sweeps import spectra, spectra_floor, ustatistics
+from grpo_sweeps import precision, spectra, spectra_equal, spectra_floor, ustatistics
 from grpo_sweeps.report import advantages, draws, measure, pairs, permutation, rows, unbiased
 from grpo_sweeps.tracking.atomic import write_with
 
 FOLDER = ".cache"
 SUFFIX = ".rows.parquet"
 KEY = b"grpo_sweeps"
-MADE_BY = (spectra, spectra_floor, ustatistics, advantages, measure, pairs, permutation, draws, unbiased, rows)
+MADE_BY = (
+    precision, spectra, spectra_equal, spectra_floor, ustatistics,
+    advantages, measure, pairs, permutation, draws, unbiased, rows,
+)  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -76,10 +79,10 @@ def code_digest() -> str:
 
 
 class RowCache:
-    """The cached rows of one run with this seed. Damage and failed writes are counted in `use`, never raised."""
+    """The cached rows of one run with this seed and dtype. Damage and failed writes are counted, never raised."""
 
-    def __init__(self, run_dir: Path, seed: int, use: CacheUse) -> None:
-        self.folder, self._seed, self._use = run_dir / FOLDER, seed, use
+    def __init__(self, run_dir: Path, seed: int, dtype: str | None, use: CacheUse) -> None:
+        self.folder, self._seed, self._dtype, self._use = run_dir / FOLDER, seed, dtype, use
 
     def read(self, segment: Path, stat: os.stat_result) -> Cached | None:
         """The rows of a segment that has this size and time of change; None where they have to be made."""
@@ -132,5 +135,5 @@ class RowCache:
     def _key(self, segment: Path, stat: os.stat_result) -> dict[str, object]:
         return {
             "segment": segment.name, "size": stat.st_size, "changed_ns": stat.st_mtime_ns, "seed": self._seed,
-            "code": code_digest(),
+            "dtype": self._dtype, "code": code_digest(),
         }  # fmt: skip

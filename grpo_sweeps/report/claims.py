@@ -91,8 +91,8 @@ def _scope(sweep: Sweep, arm: str) -> tuple[str, ...]:
 
 
 def rank_with_floor(groups: pd.DataFrame, alpha: float, rank: str = "effective_rank") -> Interval:
-    """Mean effective (or entropy) rank, its interval widened at each end to what the precision floor of the Grams
-    allows."""
+    """Mean effective rank (or another of `measure.WITH_FLOOR`), its interval widened at each end to what the Grams' own
+    precision allows."""
     by = clusters(groups)
     middle, low, high = (pooled(groups, name, alpha, by) for name in (rank, f"{rank}_floor_low", f"{rank}_floor_high"))
     return Interval(middle.mean, low.low, high.high, middle.n, middle.clusters)
@@ -110,12 +110,12 @@ def _c7(arm: str, groups: dict[int, pd.DataFrame], alpha: float) -> Claim:
 
 
 def _repeats(R: int, groups: pd.DataFrame) -> str:
-    """Rollouts of the same text have parallel rows, which lower the rank for a reason of their own."""
+    """Rollouts of the same text have equal rows, which lower the rank for a reason of their own."""
     different = groups[groups["distinct"] == R]
     above = (different["numerical_rank"] > R - 1).mean() if len(different) else math.nan
     tail = f"of those, {above:.0%} have a rank above {R - 1}" if len(different) else "so the rank says little here"
     count = f"{len(different)} of {len(groups)}"
-    return f"R = {R}: in {count} groups no two rows are parallel (no text came twice); {tail}."
+    return f"R = {R}: in {count} groups no text came twice; {tail}."
 
 
 def _c7_at(R: int, groups: pd.DataFrame, alpha: float) -> Finding:
@@ -126,7 +126,7 @@ def _c7_at(R: int, groups: pd.DataFrame, alpha: float) -> Finding:
         verdict = rules.CONTRADICTED
     blurred = float((groups["resolution"] > rules.RESOLUTION).mean()) if len(groups) else math.nan
     if verdict == HOLDS and blurred > rules.TOLERATED_SHARE:
-        verdict = UNDECIDED  # a low rank seen through a coarse floor is no low rank
+        verdict = UNDECIDED  # a low rank seen through a coarse K is no low rank
     measured = (
         f"rank above {R - 1} in {witnesses} groups, {with_interval(share.mean, share.low, share.high)} of them; "
         f"mean rank {groups['numerical_rank'].mean():.2f}, after centring the rows "
@@ -249,7 +249,7 @@ def _c10_at(R: int, groups: pd.DataFrame, alpha: float) -> Finding:
     paper = f"top-1 {cell.top1_low:g}-{cell.top1_high:g}, effective rank about {cell.effective_rank:g}"
     if not len(groups):
         return Finding(R, 0, "nothing measured", "", UNDECIDED, UNKNOWN, paper)
-    top1, rank = pooled(groups, "top1_fraction", alpha), rank_with_floor(groups, alpha)
+    top1, rank = rank_with_floor(groups, alpha, "top1_fraction"), rank_with_floor(groups, alpha)
     pair = [
         judge(top1, cell.top1_low, cell.top1_high, len(groups)),
         judge(rank, cell.effective_rank - MARGIN, cell.effective_rank + MARGIN, len(groups)),

@@ -25,8 +25,8 @@ Rank = Callable[[pd.DataFrame, float, str], Interval]
 def other_definitions(groups: dict[int, pd.DataFrame], alpha: float, with_floor: Rank) -> list[str]:
     """One sentence a definition: what C8's rule would say, had the paper meant it, and the values by R.
 
-    with_floor: the interval of the entropy rank's mean, widened by what the precision of the Grams allows. The others
-    have no such interval: nothing is decided where too many groups are known too coarsely (C7's rule).
+    with_floor: the interval of a mean, widened by what the Grams' own precision allows. The numerical rank, which that
+    precision makes, has none: nothing is decided of it where too many groups are known too coarsely (C7's rule).
     """
     measured = {R: g for R, g in groups.items() if len(g)}
     return [_sentence(name, measured, alpha, with_floor) for name in DEFINITIONS] if measured else []

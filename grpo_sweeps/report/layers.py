@@ -64,7 +64,7 @@ def sweep_parts(sweep: Sweep) -> list[Parts]:
     found = []
     groups = sweep.groups[sweep.groups["run"].isin(sweep.by_part)]
     for run, index in groups.groupby("run").groups.items() if len(groups) else ():
-        found += run_parts(str(run), sweep.kept_by(str(run)), [sweep.records[i] for i in index])
+        found += run_parts(str(run), sweep.kept_by(str(run)), [sweep.records[i] for i in index], sweep.dtype(str(run)))
     return found
 
 

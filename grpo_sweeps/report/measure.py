@@ -8,13 +8,18 @@ The matrices, by column prefix:
     "centred_"          G after its mean row is subtracted from every row
     "scores_centred_"   Psi after its mean row is subtracted
 
+Each from K averaged over equal texts, whose rows are made one (`spectra_equal`). How exactly K is known decides the
+numerical ranks and gives the columns `..._floor_low` and `..._floor_high` and `resolution`; it changes nothing else.
+
 A row's numbers depend on its own group and the run's seed alone, never on the groups beside it: what was measured of
 a part of a run (`report.cache`) holds for the whole of it.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import cached_property
 
 import numpy as np
 from numpy.typing import NDArray
@@ -22,7 +27,8 @@ from numpy.typing import NDArray
 from grpo_sweeps import spectra
 from grpo_sweeps.report.draws import RowNormals
 from grpo_sweeps.spectra import Array
-from grpo_sweeps.spectra_floor import interval_of
+from grpo_sweeps.spectra_equal import Labels, averaged, distinct_rows, merged_weights, same_rows_of_the_loss
+from grpo_sweeps.spectra_floor import energy_intervals, interval_of
 
 QUANTITIES = {
     "effective_rank": spectra.effective_rank,
@@ -30,7 +36,7 @@ QUANTITIES = {
     "participation_ratio": spectra.participation_ratio,
     "stable_rank": spectra.stable_rank,
     "entropy_rank": spectra.entropy_rank,
-    "numerical_rank": spectra.numerical_rank,
+    "numerical_rank": spectra.nonzero_values,  # of a null; of a measured matrix `spectra.rank_above`
 }
 OTHERS = {name: quantity for name, quantity in QUANTITIES.items() if name != "effective_rank"}
 MATRICES = {
@@ -45,12 +51,15 @@ OTHER_NULLS = tuple(f"{null}_{name}" for null in RANK_NULLS for name in OTHERS)
 """Nulls of the other quantities of G; those of the effective rank are null_effective_rank (orthogonal scores of equal
 norm), null_measured_norms and null_gaussian."""
 
+WITH_FLOOR = ("effective_rank", "entropy_rank", "top1_fraction", "participation_ratio", "stable_rank")
+"""Quantities of G with columns `..._floor_low` and `..._floor_high`: what they could be, given K's own precision."""
+
 CONTROLS = ("control_sign_flip", "control_leave_one_out", "control_std")
 NULL_DRAWS = 32  # of the Gaussian null, for each group
 STD_EPS = 1e-6  # added to the standard deviation in the std control; any value is one factor a group
 SPECTRAL = (
     *(prefix + name for prefix in MATRICES for name in QUANTITIES),
-    "effective_rank_floor_low", "effective_rank_floor_high", "entropy_rank_floor_low", "entropy_rank_floor_high",
+    *(f"{name}_floor_{end}" for name in WITH_FLOOR for end in ("low", "high")),
     "resolution", "top2_fraction", "distinct", "null_distinct", "null_effective_rank", "null_closed_form",
     "null_measured_norms", "null_gaussian", *OTHER_NULLS,
     *CONTROLS,
@@ -61,7 +70,8 @@ SPECTRAL = (
 class Groups:
     """N measured groups of one R, all of them with Grams of the scores or all of the rows of the loss (`scores`).
 
-    binary: all rewards are 0 or 1.
+    binary: all rewards are 0 or 1. floor: how exactly each K is known (`spectra_records.own_precision`). same: for each
+    rollout the first of its group with the same text.
     """
 
     step_N: NDArray[np.int64]
@@ -72,11 +82,22 @@ class Groups:
     advantages_NR: Array
     binary_N: NDArray[np.bool_]
     floor_N: Array
+    same_NR: Labels
     scores: bool
 
     @property
     def R(self) -> int:
         return self.gram_NRR.shape[-1]
+
+    @cached_property
+    def rows_NR(self) -> Labels:
+        """For each row of K the first of its group that is equal, rounding aside."""
+        return self.same_NR if self.scores else same_rows_of_the_loss(self.same_NR, self.weights_NR)
+
+    @cached_property
+    def averaged_NRR(self) -> Array:
+        """K averaged over equal rows: what every spectrum is taken of."""
+        return averaged(self.gram_NRR, self.rows_NR)
 
 
 def spectral(groups: Groups, seed: int) -> dict[str, Array]:
@@ -84,38 +105,55 @@ def spectral(groups: Groups, seed: int) -> dict[str, Array]:
 
     Such a Gram is taken as G as it stands. `seed`: the run's, for the draws of the Gaussian null.
     """
-    gram_NRR, floor_N, N = groups.gram_NRR, groups.floor_N, len(groups.gram_NRR)
-    weights_NR = groups.weights_NR if groups.scores else np.ones_like(groups.weights_NR)
-    weighted_NRR = spectra.weighted_gram(gram_NRR, weights_NR)
-    own_NR = spectra.eigenvalues(weighted_NRR)
-    error_NR = spectra.graded_error(own_NR, weighted_NRR, floor_N)
-    values = {
-        "": spectra.truncated(own_NR, error_NR),
-        "unit_": spectra.singular_values(spectra.unit_rows(gram_NRR), None, floor_N),
-        "centred_": spectra.centred_values(weighted_NRR, floor_N),
-    }
-    if groups.scores:
-        values["scores_"] = spectra.singular_values(gram_NRR, None, floor_N)
-        values["scores_centred_"] = spectra.centred_values(gram_NRR, floor_N)
+    N = len(groups.gram_NRR)
+    matrices = {prefix: (own_NR, error_NR) for prefix, own_NR, error_NR in _eigenvalues(groups)}
     columns: dict[str, Array] = {}
     for prefix in MATRICES:
-        for name, quantity in QUANTITIES.items():
-            missing = np.full(N, np.nan)
-            columns[prefix + name] = np.asarray(quantity(values[prefix]), dtype=float) if prefix in values else missing
-    for name in ("effective_rank", "entropy_rank"):
-        low, high = interval_of(own_NR, error_NR, (weights_NR != 0).sum(axis=-1), QUANTITIES[name])
+        if prefix not in matrices:
+            columns |= {prefix + name: np.full(N, np.nan) for name in QUANTITIES}
+            continue
+        own_NR, error_NR = matrices[prefix]
+        values_NR = np.sqrt(own_NR)
+        columns |= {prefix + name: _floats(quantity(values_NR)) for name, quantity in QUANTITIES.items()}
+        columns[f"{prefix}numerical_rank"] = _floats(spectra.rank_above(own_NR, error_NR))
+    own_NR, error_NR = matrices[""]
+    weights_NR = groups.weights_NR if groups.scores else np.ones_like(groups.weights_NR)
+    active_N = (merged_weights(weights_NR, groups.rows_NR) != 0).sum(axis=-1)
+    error_N = spectra.absolute_error(groups.averaged_NRR, weights_NR, groups.floor_N)
+    ends = energy_intervals(own_NR, error_NR, error_N, active_N)
+    ends |= {name: interval_of(own_NR, error_NR, active_N, QUANTITIES[name]) for name in WITH_FLOOR if name not in ends}
+    for name, (low, high) in ends.items():
         columns |= {f"{name}_floor_low": low, f"{name}_floor_high": high}
-    largest = np.square(values[""][..., 0])
-    error_N = spectra.absolute_error(weighted_NRR, None, floor_N)
-    columns["resolution"] = np.divide(error_N, largest, out=np.full(N, np.inf), where=largest > 0)
-    columns["top2_fraction"] = np.asarray(spectra.top_fraction(values[""], 2))
-    columns["distinct"] = np.asarray(spectra.distinct_rows(gram_NRR, floor_N), dtype=float)
+    columns["resolution"] = np.divide(error_N, own_NR[:, 0], out=np.full(N, np.inf), where=own_NR[:, 0] > 0)
+    columns["top2_fraction"] = np.asarray(spectra.top_fraction(np.sqrt(own_NR), 2))
+    columns["distinct"] = _floats(distinct_rows(groups.same_NR))
     return columns | _nulls(groups, seed) | _controls(groups)
+
+
+def _eigenvalues(groups: Groups) -> Iterator[tuple[str, Array, Array]]:
+    """Prefix of each of MATRICES that there is, its eigenvalues (N, R) and how far off they can be (N, R)."""
+    K_NRR, rows_NR, floor_N = groups.averaged_NRR, groups.rows_NR, groups.floor_N
+    ones_NR = np.ones_like(groups.weights_NR)
+
+    def of(prefix: str, gram_NRR: Array, weights_NR: Array) -> tuple[str, Array, Array]:
+        one_NRR = spectra.weighted_gram(gram_NRR, merged_weights(weights_NR, rows_NR))
+        own_NR = spectra.eigenvalues(one_NRR)
+        if "centred" in prefix:
+            own_NR = spectra.centred_eigenvalues(gram_NRR, weights_NR, rows_NR)
+        return prefix, own_NR, spectra.graded_error(own_NR, one_NRR, floor_N)
+
+    weights_NR = groups.weights_NR if groups.scores else ones_NR
+    yield of("", K_NRR, weights_NR)
+    yield of("unit_", spectra.unit_rows(K_NRR), ones_NR)
+    yield of("centred_", K_NRR, weights_NR)
+    if groups.scores:
+        yield of("scores_", K_NRR, ones_NR)
+        yield of("scores_centred_", K_NRR, ones_NR)
 
 
 def _nulls(groups: Groups, seed: int) -> dict[str, Array]:
     """Effective rank, and the other quantities, without structure in the scores; see `spectra` for each null."""
-    gram_NRR, weights_NR = groups.gram_NRR, groups.weights_NR
+    gram_NRR, weights_NR = groups.averaged_NRR, groups.weights_NR
     k_N = np.where(groups.binary_N, groups.rewards_NR.sum(axis=1), np.nan)
     found = {
         "null_effective_rank": _floats(spectra.null_orthogonal(weights_NR)),
@@ -126,8 +164,9 @@ def _nulls(groups: Groups, seed: int) -> dict[str, Array]:
         names = ("null_distinct", "null_measured_norms", "null_gaussian", *OTHER_NULLS)
         return dict.fromkeys(names, np.full(len(k_N), np.nan)) | found
     normal = RowNormals(seed, groups.R).draw(groups.step_N, groups.group_N, NULL_DRAWS)
-    drawn_NSR = spectra.gaussian_values(gram_NRR, weights_NR, normal)
-    found["null_distinct"] = _floats(spectra.null_distinct(gram_NRR, weights_NR, groups.floor_N))
+    one_NR = spectra.singular_values(gram_NRR, merged_weights(None, groups.same_NR))
+    drawn_NSR = spectra.gaussian_values(np.square(one_NR)[:, :, None] * np.eye(groups.R), weights_NR, normal)
+    found["null_distinct"] = _floats(spectra.null_distinct(weights_NR, groups.same_NR))
     for name, of in QUANTITIES.items():
         ending = "" if name == "effective_rank" else f"_{name}"
         found[f"null_measured_norms{ending}"] = _floats(spectra.null_measured_norms(gram_NRR, weights_NR, of))
@@ -153,7 +192,8 @@ def _controls(groups: Groups) -> dict[str, Array]:
     scaled = mean / (rewards_NR.std(axis=1, ddof=1, keepdims=True) + STD_EPS)
 
     def rank(weights: Array) -> Array:
-        return np.asarray(spectra.effective_rank(spectra.singular_values(groups.gram_NRR, weights, groups.floor_N)))
+        one_NR = merged_weights(weights, groups.rows_NR)
+        return np.asarray(spectra.effective_rank(spectra.singular_values(groups.averaged_NRR, one_NR)))
 
     base = rank(mean)
     return {

@@ -20,7 +20,7 @@ def missing(sweep: Sweep) -> list[str]:
     """Sentences, each about one thing; empty when nothing is missing."""
     found = [*sweep.notes, *_cells(sweep), *_asked_for(sweep), *_seeds(sweep), *_waiting(sweep), *_states(sweep)]
     found += [*_diverged(sweep), *_commits(sweep)]
-    found += [*_steps(sweep), *_groups(sweep), *_evaluation(sweep), *layer_remarks(sweep)]
+    found += [*_steps(sweep), *_groups(sweep), *_older(sweep), *_evaluation(sweep), *layer_remarks(sweep)]
     if sweep.arms.tied_to_R:
         found.append(f"These settings change with R: {', '.join(sweep.arms.tied_to_R)}.")
     return found
@@ -139,6 +139,21 @@ def _groups(sweep: Sweep) -> list[str]:
     if len(sweep.groups) and (sweep.groups["rows"] == "loss").any():
         found.append("Some Grams are of the rows of the loss: what needs the scores is left out for them.")
     return found
+
+
+def _older(sweep: Sweep) -> list[str]:
+    """What stands in for what records made before `same_as` do not say."""
+    older = sweep.groups[sweep.groups["older"].astype(bool)] if len(sweep.groups) else sweep.groups
+    if not len(older):
+        return []
+    used = ", ".join(f"{precision:.2g}" for precision in sorted(older["precision"].unique()))
+    count = f"{len(older)} of {int(sweep.groups['measured'].astype(bool).sum())}"
+    return [
+        f"{count} measured groups were recorded before records said which rollouts have the same tokens: their rows "
+        "count as equal texts at a cosine of 1 - 1e-9 or more. Their recorded floor compares the training dtype with "
+        "a wider one and is not used: how exactly K is the Gram of the gradients that were applied is taken from the "
+        f"tolerance of the run's own check ({used})."
+    ]
 
 
 def _evaluation(sweep: Sweep) -> list[str]:

@@ -32,7 +32,7 @@ def pair_columns(groups: Groups) -> dict[str, Array]:
     pair_norm, pair_all, pair_square   means of K_ii, and over i != j of K_ij and K_ij^2
     pair_right, pair_wrong, pair_between   mean of K_ij over two right rollouts, two wrong ones, one of each; binary
     pair_null       the contrast of the module's docstring, over R (R - 1) ordered pairs; binary, R > 2
-    pair_error      largest error of a mean of products that the precision floor of the Gram allows
+    pair_error      largest error of a mean of products that the Gram's own precision allows
 
     All but gradient_norm are NaN where the Gram is of the rows of the loss.
     """

@@ -2,7 +2,7 @@
 
 For a group with weights w and Gram K, and K_p the Gram over the parameters of part p (the K_p add up to K):
 
-    effective rank   of diag(w) K_p diag(w), with the truncation at the precision floor that the whole matrix has
+    effective rank   of diag(w) K_p diag(w), rows of equal texts made one
     energy share     tr diag(w) K_p diag(w) / tr diag(w) K diag(w): of the sum of the squared norms of the R rows
     norm share       w'K_p w / w'K w: of the squared norm of the rows' sum, the group's own gradient
 
@@ -21,6 +21,8 @@ import numpy as np
 from grpo_sweeps import spectra
 from grpo_sweeps.report.part_names import ALL, Part, parts_of
 from grpo_sweeps.spectra import Array
+from grpo_sweeps.spectra_equal import merged
+from grpo_sweeps.spectra_records import own_precision, same_rows
 from grpo_sweeps.types import GroupRecord
 
 
@@ -35,11 +37,11 @@ class Parts:
     values: dict[Part, Array]
 
 
-def run_parts(run: str, by: str, records: Sequence[GroupRecord]) -> list[Parts]:
+def run_parts(run: str, by: str, records: Sequence[GroupRecord], dtype: str | None = None) -> list[Parts]:
     """What the records of one run say of its parts: of its measured mixed groups whose gradient is not zero.
 
-    `by` is the run's `analysis.by`; where it is neither layer nor parameter the names tell. Groups whose names or R
-    differ (never within an undamaged run) come as separate items; none where no part was kept.
+    `by` is the run's `analysis.by`; where it is neither layer nor parameter the names tell. dtype: of the run's model.
+    Groups whose names or R differ (never within an undamaged run) come as separate items; none where no part was kept.
     """
     alike: dict[tuple[int, str, tuple[str, ...]], list[GroupRecord]] = {}
     for record in records:
@@ -51,7 +53,7 @@ def run_parts(run: str, by: str, records: Sequence[GroupRecord]) -> list[Parts]:
         energetic = [r for r in groups if np.trace(spectra.weighted_gram(_gram(r), _weights(r))) > 0]
         if energetic:
             prompts = tuple(r.prompt_id for r in energetic)
-            found.append(Parts(run, kind, prompts, dict(_measured(energetic, names, kind))))
+            found.append(Parts(run, kind, prompts, dict(_measured(energetic, names, kind, dtype))))
     return found
 
 
@@ -70,12 +72,12 @@ def _weights(record: GroupRecord) -> Array:
     return np.asarray(record.weights) if record.rows == "scores" else np.ones(record.R)
 
 
-def _measured(records: Sequence[GroupRecord], names: Sequence[str], by: str) -> Iterator[tuple[Part, Array]]:
+def _measured(
+    records: Sequence[GroupRecord], names: Sequence[str], by: str, dtype: str | None
+) -> Iterator[tuple[Part, Array]]:
     """Each part with its (3, N) values. Sums over parameters grow while these are gone through: a Gram a layer and a
     kind is held, never one a parameter."""
-    weights_NR = np.stack([_weights(r) for r in records])
-    floor_N = np.array([r.floor for r in records])
-    whole = _Whole(np.stack([_gram(r) for r in records]), weights_NR, floor_N)
+    whole = _Whole(records, dtype)
     yield Part("whole", ALL, ALL), whole.values(whole.gram_NRR)
     sums: dict[Part, Array] = {}
     for part in parts_of(names):
@@ -91,11 +93,14 @@ def _measured(records: Sequence[GroupRecord], names: Sequence[str], by: str) -> 
 
 
 class _Whole:
-    """The whole gradient of N groups, against which the parts are measured."""
+    """The whole gradient of N groups, against which the parts are measured. dtype: of the run's model."""
 
-    def __init__(self, gram_NRR: Array, weights_NR: Array, floor_N: Array) -> None:
-        self.gram_NRR, self.weights_NR, self.floor_N = gram_NRR, weights_NR, floor_N
-        weighted_NRR = spectra.weighted_gram(gram_NRR, weights_NR)
+    def __init__(self, records: Sequence[GroupRecord], dtype: str | None) -> None:
+        self.gram_NRR = np.stack([_gram(r) for r in records])
+        self.weights_NR = np.stack([_weights(r) for r in records])
+        self.rows_NR = np.stack([same_rows(r) for r in records])
+        floor_N = np.array([own_precision(r, dtype) for r in records])
+        weighted_NRR = spectra.weighted_gram(self.gram_NRR, self.weights_NR)
         self.energy_N = np.trace(weighted_NRR, axis1=-2, axis2=-1)
         self.norm_N = weighted_NRR.sum(axis=(-2, -1))
         # The rows may cancel in their sum: a sum within its own rounding is no measure to divide by.
@@ -106,7 +111,7 @@ class _Whole:
     def values(self, part_NRR: Array) -> Array:
         """(3, N): effective rank, energy share, norm share of a part with Grams (N, R, R)."""
         weighted_NRR = spectra.weighted_gram(part_NRR, self.weights_NR)
-        values_NR = spectra.singular_values(part_NRR, self.weights_NR, self.floor_N)
+        values_NR = spectra.singular_values(*merged(part_NRR, self.weights_NR, self.rows_NR))
         energy_N = np.trace(weighted_NRR, axis1=-2, axis2=-1)
         missing_N = np.full(len(energy_N), np.nan)
         return np.stack(

@@ -30,6 +30,8 @@ from numpy.typing import NDArray
 from grpo_sweeps import spectra
 from grpo_sweeps.report.query import Sweep
 from grpo_sweeps.spectra import Array
+from grpo_sweeps.spectra_equal import Labels, first_equal, merged
+from grpo_sweeps.spectra_records import same_rows
 from grpo_sweeps.ustatistics import signal, square_by_size
 
 ESTIMATORS = ("group mean", "leave-one-out", "std")
@@ -46,11 +48,14 @@ AT_ONCE = 2**21  # numbers of the Grams of sub-groups held at once
 
 @dataclass(frozen=True)
 class Pools:
-    """P pools of R rollouts; gram is zero where the rewards are all equal and nothing was measured."""
+    """P pools of R rollouts; gram is zero where the rewards are all equal and nothing was measured.
+
+    same: for each rollout the first of its pool with the same text.
+    """
 
     rewards_PR: Array
     gram_PRR: Array
-    floor_P: Array
+    same_PR: Labels
     seeds_P: tuple[tuple[int, ...], ...]  # of the draws of sub-groups
 
     @property
@@ -75,7 +80,7 @@ def pools_of(sweep: Sweep, groups: pd.DataFrame) -> Pools:
     return Pools(
         np.array([r.rewards for r in records]),
         np.array([np.zeros((R, R)) if r.gram is None else r.gram for r in records]),
-        np.array([r.floor for r in records]),
+        np.array([np.arange(R) if r.gram is None else same_rows(r) for r in records]),
         tuple((int(s), r.step, r.group) for s, r in zip(groups["seed"], records, strict=True)),
     )
 
@@ -129,8 +134,9 @@ def _listed(pools: Pools, index_P: NDArray[np.intp], size: int) -> dict[str, Arr
     centred_PSn = r_PSn - r_PSn.mean(axis=2, keepdims=True)
     found = dict.fromkeys(("listed", *QUANTITIES), np.zeros(P))
     if mixed_PS.any():
-        floor_PS = np.broadcast_to(pools.floor_P[index_P][:, None], mixed_PS.shape)
-        values = spectra.singular_values(K_PSnn[mixed_PS], centred_PSn[mixed_PS], floor_PS[mixed_PS])
+        same_PSn = np.take_along_axis(pools.same_PR[index_P][:, None, :], order_PSR[:, :, :size], axis=2)
+        same = first_equal(same_PSn[mixed_PS])
+        values = spectra.singular_values(*merged(K_PSnn[mixed_PS], centred_PSn[mixed_PS], same))
         values[values[:, 0] == 0] = np.nan  # scores that are zero have no spectrum
         for name, quantity in QUANTITIES.items():
             each_PS = np.zeros(mixed_PS.shape)

@@ -123,7 +123,7 @@ def _of_all(pools: Pools, size: int) -> dict[str, Array]:
             ("mixed", "signal", "square", "listed", *QUANTITIES, "std_square", "std_product"), np.zeros(len(mixed_P))
         )
     part = Pools(
-        pools.rewards_PR[index], pools.gram_PRR[index], pools.floor_P[index], tuple(pools.seeds_P[i] for i in index)
+        pools.rewards_PR[index], pools.gram_PRR[index], pools.same_PR[index], tuple(pools.seeds_P[i] for i in index)
     )
     found = {}
     for name, values in pool_values(part, size).items():

@@ -21,6 +21,7 @@ import pandas as pd
 import yaml
 
 from grpo_sweeps.config import groups_a_step
+from grpo_sweeps.precision import EPS
 from grpo_sweeps.report.arms import Arms, find_arms
 from grpo_sweeps.report.cache import CacheUse, RowCache
 from grpo_sweeps.report.parts import Parts, run_parts
@@ -106,6 +107,11 @@ class Sweep:
     def kept_by(self, run: str) -> str:
         """The run's `analysis.by`: whole, layer or parameter; empty where its configuration does not say."""
         return str(_get(self.configs[run], "analysis.by") or "")
+
+    def dtype(self, run: str) -> str | None:
+        """The run's `model.dtype`; None where its configuration does not say one that is known."""
+        found = _get(self.configs[run], "model.dtype")
+        return found if found in EPS else None
 
     @property
     def cells(self) -> list[tuple[str, int]]:
@@ -296,10 +302,10 @@ def processors() -> int:
 
 
 def _read_run(sweep: Sweep, run: str, keep_parts: bool, use: CacheUse) -> _Run:
-    folder, seed = sweep.path / run, int(sweep.configs[run]["seed"])
+    folder, seed, dtype = sweep.path / run, int(sweep.configs[run]["seed"]), sweep.dtype(run)
     read = _Run()
     try:
-        groups = GroupRows(folder, seed, RowCache(folder, seed, use)).rows()
+        groups = GroupRows(folder, seed, dtype, RowCache(folder, seed, dtype, use)).rows()
         read.frames = {
             "metrics": read_metrics(folder),
             "groups": groups.frame,
@@ -309,7 +315,7 @@ def _read_run(sweep: Sweep, run: str, keep_parts: bool, use: CacheUse) -> _Run:
         }
         read.by_part = groups.by_part
         if groups.by_part and not keep_parts:
-            read.parts = run_parts(run, sweep.kept_by(run), read_groups(folder))
+            read.parts = run_parts(run, sweep.kept_by(run), read_groups(folder), dtype)
     except (OSError, ValueError, KeyError, TypeError) as error:  # RecordError is a ValueError
         read.fault = " ".join(str(error).split()) or type(error).__name__
     return read

@@ -15,37 +15,43 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 
+from grpo_sweeps.precision import coarsest, tolerance
 from grpo_sweeps.report.advantages import ADVANTAGES, advantage_columns
 from grpo_sweeps.report.measure import NULL_DRAWS, SPECTRAL, Groups, spectral
 from grpo_sweeps.report.pairs import PAIRS, pair_columns
 from grpo_sweeps.report.permutation import PERMUTED, permutation_columns
 from grpo_sweeps.report.unbiased import UNBIASED, unbiased_columns
 from grpo_sweeps.spectra import Array
+from grpo_sweeps.spectra_equal import Labels, same_as_by_cosine
 from grpo_sweeps.tracking.status import RecordError
 
 KEYS = ["step", "prompt_id", "group"]  # name a group within its run
 PLAIN = (
     "step", "group", "prompt_id", "R", "mixed", "measured", "rows", "binary", "k", "correct", "reward_mean",
-    "mean_length", "floor",
+    "mean_length", "floor", "older", "precision",
 )  # fmt: skip
 MEASURED = (*SPECTRAL, *PAIRS, *PERMUTED, *UNBIASED)  # NaN where there is no Gram
 COLUMNS = (*PLAIN, *ADVANTAGES, *MEASURED)
 AT_ONCE = 2**18  # numbers of the Gaussian null drawn at once: more than a processor's cache holds is slower
 
 
-def table_rows(table: pa.Table, seed: int) -> pd.DataFrame:
+def table_rows(table: pa.Table, seed: int, dtype: str | None) -> pd.DataFrame:
     """One row a group of a table of GroupRecords, in its order: identity, rewards, k, advantages, everything measured.
 
     What needs a Gram is NaN where a group was not measured. k counts the rollouts of reward 1 where all rewards are 0
-    or 1 (NaN otherwise). `seed`: the run's.
+    or 1 (NaN otherwise). `seed`, `dtype`: the run's. Of a measured group that does not say which rollouts have the same
+    tokens (`older`) `precision`, how exactly its K is known, is the tolerance of the run's own check, else its `floor`.
     Raises RecordError where a list is not of its group's length.
     """
     table = table.combine_chunks()
     plain = {name: table[name].to_pandas() for name in ("step", "group", "prompt_id", "R", "rows", "floor")}
     N = table.num_rows
+    measured_N = table["gram"].is_valid().to_numpy()
+    older_N = measured_N & (pc.list_value_length(table["same_as"]).to_numpy() == 0)
+    own = tolerance(dtype) if dtype else coarsest()
     found: dict[str, NDArray] = {
-        "measured": table["gram"].is_valid().to_numpy(), "mixed": np.zeros(N, bool), "binary": np.zeros(N, bool),
-        "correct": np.zeros(N, np.int64),
+        "older": older_N, "precision": np.where(older_N, own, plain["floor"].to_numpy()), "measured": measured_N,
+        "mixed": np.zeros(N, bool), "binary": np.zeros(N, bool), "correct": np.zeros(N, np.int64),
     }  # fmt: skip
     found |= {name: np.full(N, np.nan) for name in ("k", "reward_mean", "mean_length", *ADVANTAGES, *MEASURED)}
     R_N = plain["R"].to_numpy()
@@ -54,7 +60,7 @@ def table_rows(table: pa.Table, seed: int) -> pd.DataFrame:
         part = table.take(pa.array(rows))
         for name, values in _plain(part, int(R)).items():
             found[name][rows] = values
-        for index, groups in _together(part, int(R), found["binary"][rows]):
+        for index, groups in _together(part, int(R), found["binary"][rows], found["precision"][rows]):
             columns = spectral(groups, seed) | pair_columns(groups) | permutation_columns(groups)
             for name, values in (columns | unbiased_columns(groups)).items():
                 found[name][rows[index]] = values
@@ -77,7 +83,7 @@ def _plain(table: pa.Table, R: int) -> dict[str, NDArray]:
     return own | advantage_columns(rewards_NR, _matrix(table, "advantages", R), _matrix(table, "weights", R), k_N)
 
 
-def _together(table: pa.Table, R: int, binary_N: NDArray) -> Iterator[tuple[NDArray, Groups]]:
+def _together(table: pa.Table, R: int, binary_N: NDArray, precision_N: Array) -> Iterator[tuple[NDArray, Groups]]:
     """The measured groups, so many at a time, with the positions of each lot in `table`."""
     measured_N = table["gram"].is_valid().to_numpy()
     rows_N = table["rows"].to_numpy()
@@ -85,21 +91,33 @@ def _together(table: pa.Table, R: int, binary_N: NDArray) -> Iterator[tuple[NDAr
     for kind in ("scores", "loss"):
         alike = np.flatnonzero(measured_N & (rows_N == kind))
         for index in np.array_split(alike, range(at_once, len(alike), at_once)) if len(alike) else ():
-            yield index, _groups(table.take(pa.array(index)), R, binary_N[index], kind == "scores")
+            chosen = table.take(pa.array(index))
+            yield index, _groups(chosen, R, binary_N[index], precision_N[index], kind == "scores")
 
 
-def _groups(table: pa.Table, R: int, binary_N: NDArray, scores: bool) -> Groups:
+def _groups(table: pa.Table, R: int, binary_N: NDArray, precision_N: Array, scores: bool) -> Groups:
+    gram_NRR = _matrix(table, "gram", R * R).reshape(-1, R, R)
     return Groups(
         step_N=table["step"].to_numpy(),
         group_N=table["group"].to_numpy(),
-        gram_NRR=_matrix(table, "gram", R * R).reshape(-1, R, R),
+        gram_NRR=gram_NRR,
         weights_NR=_matrix(table, "weights", R),
         rewards_NR=_matrix(table, "rewards", R),
         advantages_NR=_matrix(table, "advantages", R),
         binary_N=binary_N,
-        floor_N=table["floor"].to_numpy(),
+        floor_N=precision_N,
+        same_NR=_same(table, R, gram_NRR),
         scores=scores,
     )
+
+
+def _same(table: pa.Table, R: int, gram_NRR: Array) -> Labels:
+    """(N, R) for each rollout the first with the same text; where a record does not say, by the rows' cosine."""
+    found = same_as_by_cosine(gram_NRR)
+    said = np.flatnonzero(pc.list_value_length(table["same_as"]).to_numpy() > 0)
+    if len(said):
+        found[said] = _matrix(table.take(pa.array(said)), "same_as", R)
+    return found
 
 
 def _matrix(table: pa.Table, name: str, length: int) -> Array:

@@ -28,7 +28,7 @@ TOLERATED_SHARE = 0.05
 """C7: a bound that more than one group in twenty breaks does not hold."""
 
 WITNESSES = 5
-"""C7: an 'at most' falls to counterexamples; so many groups, each beyond its precision floor, are asked for."""
+"""C7: an 'at most' falls to counterexamples; so many groups, each beyond the precision of its K, are asked for."""
 
 RESOLUTION = 1e-3
 """C7: a group whose eigenvalues are known no better than this part of the largest cannot testify to a low rank."""
@@ -53,7 +53,7 @@ MIN_PER_K = 5
 IN_WORDS = (
     f"Fixed before looking: 'about 2' means a mean effective rank within {MARGIN:g} of {ABOUT_TWO:g}; fewer than "
     f"{MIN_GROUPS} measured mixed groups at an R decide nothing there; a rank bound is broken when {WITNESSES} groups "
-    f"exceed it beyond the precision floor, and holds when at most {TOLERATED_SHARE:.0%} do; the gradient's norm "
+    f"exceed it beyond the precision of K, and holds when at most {TOLERATED_SHARE:.0%} do; the gradient's norm "
     "scales with sigma_r when its log-log slope is between 1 and 2 (0 and 1 after division by the group's standard "
     f"deviation), give or take {SLOPE_MARGIN:g}; identities hold to {SUM_TOLERANCE:.0e}. Intervals behind verdicts "
     "are widened so that all verdicts of this report together are wrong by chance with probability about "

@@ -18,9 +18,9 @@ ATTEMPTS = 20
 class GroupRows(Journal):
     """The journal of a run's groups, read as rows of numbers (`report.rows`) instead of records."""
 
-    def __init__(self, run_dir: Path, seed: int, cache: RowCache) -> None:
+    def __init__(self, run_dir: Path, seed: int, dtype: str | None, cache: RowCache) -> None:
         super().__init__(run_dir / "grams", GroupRecord, KEYS, order=("step", "group"))
-        self._seed, self._cache = seed, cache
+        self._seed, self._dtype, self._cache = seed, dtype, cache
 
     def rows(self) -> Cached:
         """Every group once, sorted, as `Journal.table` gives the records; may be called while a run writes.
@@ -54,5 +54,5 @@ class GroupRows(Journal):
 
     def _measured(self, table: pa.Table) -> Cached:
         by_part = any(len(chunk) and chunk.offsets[-1] != chunk.offsets[0] for chunk in table["gram_by"].chunks)
-        frame = table_rows(table, self._seed) if table.num_rows else pd.DataFrame(columns=list(COLUMNS))
+        frame = table_rows(table, self._seed, self._dtype) if table.num_rows else pd.DataFrame(columns=list(COLUMNS))
         return Cached(frame, by_part)

@@ -13,7 +13,7 @@ import numpy as np
 import pandas as pd
 
 from grpo_sweeps.intervals import Clusters, Interval, mean_interval, mean_over, paired_difference
-from grpo_sweeps.report.measure import MATRICES, OTHER_NULLS, OTHERS, QUANTITIES
+from grpo_sweeps.report.measure import MATRICES, OTHER_NULLS, OTHERS, QUANTITIES, WITH_FLOOR
 from grpo_sweeps.report.query import Sweep
 from grpo_sweeps.spectra import null_effective_rank
 
@@ -74,7 +74,7 @@ def table1(sweep: Sweep) -> pd.DataFrame:
         }  # fmt: skip
         for name in QUANTITIES:
             row |= _with_interval(name, pooled(groups, name, by=by))
-        for name in ("effective_rank", "entropy_rank"):
+        for name in WITH_FLOOR:
             row |= {f"{name}_floor_{end}": groups[f"{name}_floor_{end}"].mean() for end in ("low", "high")}
         row |= {name: groups[name].astype(float).mean() for name in NULLS}
         row |= _with_interval("measured_minus_null", pooled_difference(groups, by=by))

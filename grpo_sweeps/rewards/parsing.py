@@ -1,12 +1,20 @@
-r"""Answers in completions: found by scanning, compared as Decimal, never evaluated.
+r"""Answers in completions: found by scanning, compared as Decimal, never evaluated. What counts as an answer:
 
-strict    the number after the first `####` that a number follows: `#### 18`, `####18`, `#### $18.`, `#### \boxed{18}`
-flexible  the last number of the text
+strict    the number after the first `####` that a number follows: `#### 18`, `####18`, `#### $18.`, `#### - 18`
+flexible  the number in the last `\boxed{}` that holds a digit; without such a box the strict number; where there is
+          none either, the last number of the text
 
-Both stop where the model runs on into a question of its own. Currency, thousands separators, units, percent signs and a
-trailing full stop are taken off first. What is not one plain number is no answer: after `####`, a range (`3-5`), a
-fraction, a sum or a list (`3,5`) makes strict parsing fail. A minus sign counts only where it is not a subtraction,
-a range or a hyphen. Completions are hostile text: each character is looked at a bounded number of times.
+Neither looks at what is thought or run on: `<think>...</think>` is passed over, a `</think>` that nothing opened closes
+the block that a chat template opens in the prompt, and after a `<think>` that is not closed there is no answer yet; the
+answer ends where the model goes on with another question or another turn (`RUN_ON`).
+
+A number is a plain one. Currency, thousands separators, units, percent signs and a trailing full stop are taken off,
+and what is left must be one decimal number: a range (`3-5`), a fraction (`18/2`), a mixed number (`1 1/2`), a sum, a
+list (`3,5`) or two numbers (`18 5`) after `####` or in a box are no answer, rather than their first or last part. A
+space groups thousands (`1 000`) where every further group has three digits and nothing but markup, currency or a stop
+follows on the line. One minus sign between `####` and the number counts, with or without a space after it; elsewhere a
+minus counts only where it is not a subtraction, a range, a hyphen or a bullet. Completions are hostile text: each
+character is looked at a bounded number of times.
 """
 
 from __future__ import annotations
@@ -23,13 +31,32 @@ CURRENCY = "$€£¥₹"
 NUMBER_RUN = re.compile(r"(?P<digits>[\d.,]+)(?P<exponent>[eE][+-]?\d+)?")
 DIGIT = re.compile(r"\d")
 MARKER = "####"
-# What may stand between the marker and the number: markup, currency, LaTeX, a sign.
-DECORATION = re.compile(r"(?:[ \t*_$€£¥₹({\[:=~≈\\-]|boxed|text|USD|US|EUR|GBP|Rs\.?)*")
-# What follows a number that is only the first operand of an expression, a range, a fraction or a time.
-CONTINUED = re.compile(r"[ \t]*[-+*/×÷^x][ \t]*\$?\d|[:_'’]\d")
+# What may stand between the marker and the number: markup, currency, LaTeX, a sign, the brackets of a placeholder.
+DECORATION = re.compile(r"(?:[ \t*_`\"$€£¥₹({\[:=~≈\\-]|<(?=[\d.,$-]++>)|boxed|text|USD|US|EUR|GBP|Rs\.?)*")
+# What makes another number of the one before it: 1½ is not 1, 2² is not 2.
+CHANGED = re.compile(r"[ \t]*+[¼-¾⅐-↉²³¹⁰-⁹]|[ \t]++and[ \t]++(?:a[ \t]++half\b|\d++[/⁄])")
+# What follows a number that is only the first part of an expression, a range, a fraction, a list or a time. Digits
+# before a letter or a hyphen belong to a unit ("18 2-liter bottles").
+CONTINUED = re.compile(
+    r"[ \t]*+(?:[-+*/⁄×÷^x][ \t]*+\$?\d|\\(?:[dt]?frac|times|cdot|div))|[:_'’]\d|,[ \t]++\d"
+    r"|[ \t]++\d[\d.,]*+(?:[/⁄]|(?![\w-]))|" + CHANGED.pattern
+)
+# What stands before a number that is the last part of a fraction: "1/2", "\frac{1}{2}".
+DENOMINATOR = re.compile(r"(?:[\d}] ?[/⁄] ?|\}\{)$")
+# Thousands grouped by spaces, with nothing after them on their line.
+SPACED = re.compile(r"\d{1,3}(?: \d{3})++(?:\.\d++)?(?=[ \t*_`\"$€£¥₹%)}\]>.\\]*+(?:\n|\Z))")
+BOX = re.compile(r"(?P<box>f?box(?:ed)?[ \t]*+\{)|\\[{}]|(?P<brace>[{}])|\d")
 CURRENCY_WORD = re.compile(r"(?:USD|US|EUR|GBP|Rs)$")
 SENTENCE_END = re.compile(r"(?<=[^\W\d_])[.,](?=\d)")  # "Rs.18", "eggs.18": a stop after a letter is no decimal point
-RUN_ON = ("\nQuestion:", "\n\nQuestion", "\nQ:")
+THINKING = re.compile(r"<(?P<close>/?)(?:think|thinking|reasoning)>", re.IGNORECASE)
+# Where a model goes on with another question or turn: marks of chat templates, and names of speakers that begin a line.
+# Decoding leaves special tokens out, and of "<|im_start|>user" remains a line "user".
+RUN_ON = re.compile(
+    r"<\|\w++\|>|\[INST\]|<start_of_turn>"
+    r"|\n[ \t]*+[#*>]*+[ \t]*+(?:(?:Question|Q|Instruction)(?:[ \t]*+#?\d++)?|Human|User|Assistant)\**+[ \t]*+(?::|$)"
+    r"|\n[ \t]*+(?:user|assistant)[ \t]*+$",
+    re.MULTILINE,
+)
 # Signs and separators that look alike: minus signs to "-", the narrow spaces that group digits to ",".
 LOOKALIKES = {
     **dict.fromkeys(map(ord, "−–‐‑﹣－"), "-"),
@@ -58,45 +85,114 @@ def verdict(completion: str, answer: str) -> Verdict:
 
 def number(text: str) -> Decimal | None:
     """The one number of a short text such as a reference answer ("$1,234.50"); None when there is none or several."""
-    prepared = _prepare(text)
-    found = list(_runs(prepared))
-    return _signed(prepared, found[0]) if len(found) == 1 else None
+    return _only(_prepare(text))
 
 
 def strict_number(completion: str) -> Decimal | None:
-    """The number after the first `####` that is followed by one; None when there is none or it is no plain number."""
+    """The strict answer of the module's docstring; None when there is none or it is no plain number."""
     return _strict(_prepare(completion))
 
 
 def flexible_number(completion: str) -> Decimal | None:
-    """The last number before a run-on question; None when there is none."""
+    """The flexible answer of the module's docstring; None when there is none."""
     return _flexible(_prepare(completion))
 
 
 def _prepare(text: str) -> str:
-    text = text.replace("\r\n", "\n")
-    ends = [end for end in map(text.find, RUN_ON) if end >= 0]
-    text = text[: min(ends, default=len(text))].replace("{,}", ",").translate(LOOKALIKES)
+    text = _said(text.replace("\r\n", "\n"))
+    run_on = RUN_ON.search(text)
+    text = text[: run_on.start()] if run_on else text
+    text = text.replace("{,}", ",").replace(r"\,", ",").translate(LOOKALIKES)
     return SENTENCE_END.sub(" ", text)
+
+
+def _said(text: str) -> str:
+    """The text less what is thought."""
+    said: list[str] = []
+    start, thinking = 0, False
+    for tag in THINKING.finditer(text):
+        if tag["close"] and not thinking:
+            said.clear()
+        elif not thinking:
+            said.append(text[start : tag.start()])
+        start, thinking = tag.end(), not tag["close"]
+    return "\n".join(said if thinking else [*said, text[start:]])
 
 
 def _strict(text: str) -> Decimal | None:
     position = text.find(MARKER)
     while position >= 0:
-        decoration = DECORATION.match(text, position + len(MARKER))
-        run = NUMBER_RUN.match(text, decoration.end()) if decoration else None
-        if run and DIGIT.search(run["digits"]):
-            return None if CONTINUED.match(text, _stop(run)) else _signed(text, run)
+        found = _leading(text, position + len(MARKER))
+        if found:
+            lead, run = found
+            return _plain(text, run, minus_signs=lead.count("-"))
         position = text.find(MARKER, position + len(MARKER))
     return None
 
 
 def _flexible(text: str) -> Decimal | None:
+    box = _last_box(text)
+    if box is not None:
+        return _only(box)
+    strict = _strict(text)
+    return strict if strict is not None else _last(text)
+
+
+def _last(text: str) -> Decimal | None:
     last = next(iter(deque(_runs(text), maxlen=1)), None)
+    if last is None or DENOMINATOR.search(text[max(0, last.start() - 4) : last.start()]):
+        return None
+    if CHANGED.match(text, _stop(last)):
+        return None
+    return _signed(_value(last["digits"], last["exponent"] or "", last_of_list=True), _is_negative(text, last.start()))
+
+
+def _last_box(text: str) -> str | None:
+    """What stands in the last closed box that holds a digit, with a minus sign before the box: one pass, with the open
+    braces on a stack."""
+    opened: list[re.Match[str]] = []
+    digit, last = -1, None
+    for found in BOX.finditer(text):
+        if found["box"] or found["brace"] == "{":
+            opened.append(found)
+        elif found["brace"] and opened:
+            start = opened.pop()
+            last = (start, found) if start["box"] and start.end() <= digit else last
+        elif found.group().isdecimal():
+            digit = found.start()
     if last is None:
         return None
-    fraction = text[last.start() - 1 : last.start()] == "/" and text[: last.start() - 1][-1:].isdigit()
-    return None if fraction else _signed(text, last, last_of_list=True)
+    start, end = last
+    return "-" * _is_negative(text, start.start()) + text[start.end() : end.start()]
+
+
+def _only(text: str) -> Decimal | None:
+    """The one number of a whole text, plain; None when there is none or several."""
+    runs = list(_runs(text))
+    if not runs:
+        return None
+    spaced = SPACED.match(text, runs[0].start())
+    if runs[-1].start() >= (spaced or runs[0]).end():
+        return None
+    found = _leading(text, 0)
+    negative = found[0].count("-") if found else int(_is_negative(text, runs[0].start()))
+    return _plain(text, runs[0], negative)
+
+
+def _leading(text: str, start: int) -> tuple[str, re.Match[str]] | None:
+    """(what stands before it, the run of digits) of a number that begins at `start`."""
+    decoration = DECORATION.match(text, start)
+    run = NUMBER_RUN.match(text, decoration.end()) if decoration else None
+    return (decoration.group(), run) if decoration and run and DIGIT.search(run["digits"]) else None
+
+
+def _plain(text: str, run: re.Match[str], minus_signs: int) -> Decimal | None:
+    """The number that begins with `run`; None where it goes on into something else."""
+    spaced = SPACED.match(text, run.start())
+    if minus_signs > 1 or (not spaced and CONTINUED.match(text, _stop(run))):
+        return None
+    value = Decimal(spaced.group().replace(" ", "")) if spaced else _value(run["digits"], run["exponent"] or "")
+    return _signed(value, minus_signs == 1)
 
 
 def _runs(text: str) -> Iterator[re.Match[str]]:
@@ -112,12 +208,12 @@ def _stop(run: re.Match[str]) -> int:
     return run.end() if run["digits"][-1] not in ".," else run.start() + len(run["digits"].rstrip(".,"))
 
 
-def _signed(text: str, run: re.Match[str], last_of_list: bool = False) -> Decimal | None:
-    value = _value(run["digits"], run["exponent"] or "", last_of_list)
-    return -value if value is not None and _is_negative(text, run.start()) else value
+def _signed(value: Decimal | None, negative: bool) -> Decimal | None:
+    # copy_negate: a plain minus rounds to the context's precision and overflows beyond its exponents
+    return value.copy_negate() if value is not None and negative else value
 
 
-def _value(digits: str, exponent: str, last_of_list: bool) -> Decimal | None:
+def _value(digits: str, exponent: str, last_of_list: bool = False) -> Decimal | None:
     """The value of a run such as "1,234.50."; of "3,5" or "1.2.3" the last number if last_of_list, else None."""
     if digits[-1] in ".,":  # "18.e5" is the number 18 and a word
         exponent = ""
@@ -143,12 +239,15 @@ def _is_negative(text: str, start: int) -> bool:
     """Is there a minus sign before the number at `start`, and is it a sign rather than a subtraction or a dash?"""
     while start and text[start - 1] in CURRENCY + "\\":
         start -= 1
-    if not start or text[start - 1] != "-":
+    sign = start
+    while sign and text[sign - 1] == " ":
+        sign -= 1
+    if not sign or text[sign - 1] != "-":
         return False
-    start -= 1
-    glued = text[start - 1 : start] if start else ""
-    if glued and (glued.isalnum() or glued in "-)]}%."):
-        return False
-    while start and text[start - 1] == " ":
-        start -= 1
-    return not (start and (text[start - 1].isdigit() or text[start - 1] == ")"))
+    before = sign - 1
+    while before and text[before - 1] == " ":
+        before -= 1
+    if sign < start:  # "x = - 18"; elsewhere a minus with a space after it is a dash or a bullet
+        return text[max(0, before - 1) : before] in ("=", "#")
+    glued = before == sign - 1 and before and (text[before - 1].isalnum() or text[before - 1] in "-)]}%.")
+    return not (glued or (before and (text[before - 1].isdigit() or text[before - 1] == ")")))

@@ -14,13 +14,15 @@ from grpo_sweeps.report.rules import ABOUT_TWO, MARGIN
 from grpo_sweeps.report.table import PAPER_TABLE1
 from grpo_sweeps.science.claim import EXACT, Claim, Estimate, agreement, relative, worst
 from grpo_sweeps.science.prompts import Prompt
+from grpo_sweeps.spectra_equal import distinct_rows, first_equal
 
 
-def mixed_groups(o: Prompt, R: int, groups: int, rng: np.random.Generator) -> tuple[np.ndarray, np.ndarray]:
-    """Rewards (M, R) and Grams of the scores (M, R, R) of drawn groups whose rewards differ."""
+def mixed_groups(o: Prompt, R: int, groups: int, rng: np.random.Generator) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Of drawn groups whose rewards differ: rewards (M, R), scores (M, R, D), and for each rollout the first of its
+    group with the same text (M, R)."""
     index = o.draw(groups, R, rng)
     index = index[np.ptp(o.r_N[index], axis=1) > 0]
-    return o.r_N[index], o.gram_NN[index[:, :, None], index[:, None, :]]
+    return o.r_N[index], o.psi_ND[index], first_equal(index)
 
 
 def ranks(prompts: Sequence[Prompt], Rs: Sequence[int], rng: np.random.Generator, groups: int) -> Claim:
@@ -29,11 +31,13 @@ def ranks(prompts: Sequence[Prompt], Rs: Sequence[int], rng: np.random.Generator
     for R in Rs:
         raw, centred = [], []
         for o in prompts:
-            rewards, grams = mixed_groups(o, R, groups, rng)
-            different = np.asarray(spectra.distinct_rows(grams)) == R
+            rewards, psi, same = mixed_groups(o, R, groups, rng)
+            different = np.asarray(distinct_rows(same)) == R
+            grams = psi @ np.swapaxes(psi, 1, 2)
             weighted = spectra.weighted_gram(grams[different], grpo(torch.from_numpy(rewards[different])).numpy())
-            raw += list(np.atleast_1d(spectra.numerical_rank(spectra.singular_values(weighted))))
-            centred += list(np.atleast_1d(spectra.numerical_rank(spectra.centred_values(weighted))))
+            raw += list(np.atleast_1d(spectra.numerical_rank(weighted)))
+            moved = spectra.centred_eigenvalues(weighted)
+            centred += list(np.atleast_1d(spectra.rank_above(moved, spectra.graded_error(moved, weighted, 0.0))))
         above += int((np.array(raw) > R - 1).sum())
         centred_above += int((np.array(centred) > R - 1).sum())
         words.append(f"R={R}: {np.mean(np.array(raw) == R):.0%} of {len(raw)} groups have rank {R}")
@@ -56,14 +60,14 @@ def about_two(prompts: Sequence[Prompt], Rs: Sequence[int], rng: np.random.Gener
     for R in Rs:
         means, nulls = [], []
         for o in prompts:
-            rewards, grams = mixed_groups(o, R, groups, rng)
+            rewards, psi, _ = mixed_groups(o, R, groups, rng)
             A = grpo(torch.from_numpy(rewards))
-            ranks = _effective(grams, A)
+            ranks = _effective(psi, A)
             means.append(ranks)
             nulls.append(np.asarray(spectra.null_effective_rank(rewards.sum(axis=1), R)))
             flips = torch.from_numpy(rng.choice([-1.0, 1.0], size=rewards.shape))
             given = torch.from_numpy(rewards)
-            errors += [relative(_effective(grams, w), ranks) for w in (A * flips, rloo(given), grpo_std(given))]
+            errors += [relative(_effective(psi, w), ranks) for w in (A * flips, rloo(given), grpo_std(given))]
         pooled = Estimate.of(np.concatenate(means))
         outside.append(pooled.low > ABOUT_TWO + MARGIN or pooled.high < ABOUT_TWO - MARGIN)
         inside.append(pooled.low >= ABOUT_TWO - MARGIN and pooled.high <= ABOUT_TWO + MARGIN)
@@ -71,9 +75,7 @@ def about_two(prompts: Sequence[Prompt], Rs: Sequence[int], rng: np.random.Gener
     for R in Rs:
         k = np.arange(1, R)
         by_k = np.stack([np.concatenate([np.full(j, 1 - j / R), np.full(R - j, -j / R)]) for j in k])
-        errors.append(
-            relative(_effective(np.broadcast_to(np.eye(R), (R - 1, R, R)), torch.from_numpy(by_k)), 4 * k * (R - k) / R)
-        )
+        errors.append(relative(_effective(np.eye(R)[None], torch.from_numpy(by_k)), 4 * k * (R - k) / R))
     return Claim(
         "C8",
         "rank of about 2",
@@ -89,8 +91,9 @@ def about_two(prompts: Sequence[Prompt], Rs: Sequence[int], rng: np.random.Gener
     )
 
 
-def _effective(grams: np.ndarray, weights: torch.Tensor) -> np.ndarray:
-    return np.asarray(spectra.effective_rank(spectra.singular_values(grams, weights.numpy())))
+def _effective(psi: np.ndarray, weights: torch.Tensor) -> np.ndarray:
+    """Effective rank of each group's rows w_i psi_i, from the rows themselves: no Gram squares what is near zero."""
+    return np.asarray(spectra.effective_rank(np.linalg.svd(weights.numpy()[:, :, None] * psi, compute_uv=False)))
 
 
 def clusters(prompts: Sequence[Prompt], rng: np.random.Generator, draws: int) -> Claim:

@@ -222,8 +222,13 @@ def _loop(config: RunConfig, run_dir: Path, writer: StatusWriter, log: logging.L
         except OSError as error:  # the full disk that the sentence may be about
             _say_unwritten(writer.status.name, error)
 
+    def doing(sentence: str) -> None:
+        say(f"{writer.status.name}: {sentence}")
+        log.info("%s", sentence)
+
     try:
-        train(config, run_dir, Watch(begin, step, stop, note, guard), writer.status.name)
+        watch = Watch(begin, step, stop, note, guard, doing)
+        train(config, run_dir, watch, writer.status.name)
     except Stopped:
         log.info("stopped after step %d (%s)", writer.status.step, ears.stops.cause or "asked to")
         if ears.stops.request == "requeue":

@@ -21,9 +21,10 @@ IRRELEVANT = (
     "sweep", "runs_dir", "tracking", "model.name", "task.name", "trainer.device", "trainer.micro_batch",
     "rollout.batch", "trainer.checkpoint_every", "trainer.checkpoint_minutes", "trainer.keep_checkpoints",
     "analysis.keep_completions_every", "analysis.check_every", "analysis.scores", "analysis.update_every",
+    "analysis.compare_float32",
 )  # fmt: skip
 # Keys that came later, at the value that means what was meant without them: such runs keep their identity.
-ADDED = {"budget": "prompts", "objective.continuations": 0}
+ADDED = {"budget": "prompts", "objective.continuations": 0, "task.chat_prompt": None}
 
 # Settings of what may be switched off: they count where it is on.
 SETTINGS_OF: dict[str, Callable[[ObjectiveConfig], bool]] = {
@@ -44,7 +45,7 @@ def identity(config: RunConfig) -> str:
     """12 hexadecimal digits.
 
     `trainer.steps` counts only where the schedule depends on it: a run with a constant rate can be taken further;
-    `budget_R` only where the budget is of rollouts.
+    `budget_R` only where the budget is of rollouts; of `task.prompt` and `task.chat_prompt` the one that is used.
     """
     flat = flatten(to_mapping(config))
     off = {
@@ -63,6 +64,8 @@ def is_irrelevant(key: str, config: RunConfig) -> bool:
         return True
     if key == "budget_R":
         return config.budget != "rollouts"
+    if key in ("task.prompt", "task.chat_prompt"):  # the one that the model does not see
+        return key != f"task.{config.prompt_key}"
     return any(key == name or key.startswith(name + ".") for name in IRRELEVANT)
 
 

@@ -159,6 +159,12 @@ def _check_group(record: GroupRecord) -> None:
                 f"group of prompt {record.prompt_id!r}: "
                 f"{name} has {len(getattr(record, name))} values for R={record.R}."
             )
+    same = record.same_as
+    if same and (len(same) != record.R or any(not 0 <= j <= i or same[j] != j for i, j in enumerate(same))):
+        raise ValueError(
+            f"group of prompt {record.prompt_id!r}: same_as is {same}: allowed are R={record.R} positions, each of the "
+            "first rollout with the same tokens, or none."
+        )
     grams = {"gram": record.gram, **{f"gram_by[{k}]": v for k, v in record.gram_by.items()}}
     for name, gram in grams.items():
         if gram is not None and tuple(gram.shape) != (record.R, record.R):

@@ -89,6 +89,12 @@ def process_started(pid: int) -> int | None:
     return int(rest[19]) if len(rest) > 19 else None
 
 
+def seconds_since_start() -> float | None:
+    """Seconds that this process has lived; None where the system does not say."""
+    began = process_started(os.getpid())
+    return None if began is None else time.clock_gettime(time.CLOCK_BOOTTIME) - began / os.sysconf("SC_CLK_TCK")
+
+
 def _proc_stat(pid: int) -> list[str]:
     """The fields of /proc/<pid>/stat from the third, the state, on; empty where there are none."""
     try:

@@ -100,7 +100,14 @@ def test_models_are_those_of_the_paper_and_more() -> None:
     assert paths["tiny"] == "embedded"
     assert paths["nemotron_mini_4b"] == "nvidia/Nemotron-Mini-4B-Instruct"
     assert paths["llama_nemotron_nano_4b"] == "nvidia/Llama-3.1-Nemotron-Nano-4B-v1.1"
+    assert paths["qwen2_5_coder_0_5b"] == "Qwen/Qwen2.5-Coder-0.5B-Instruct"
     assert {"smollm2_135m", "qwen2_5_0_5b", "qwen2_5_1_5b"} <= set(paths)
+
+
+@pytest.mark.parametrize("path", [path for path in GROUPS if path.parts[0] == "model"], ids=group_of)
+def test_instruction_tuned_models_use_their_chat_template(path: Path) -> None:
+    model = composed(group_of(path)).model
+    assert model.name == path.name and model.chat_template == (path.name != "tiny")
 
 
 def test_schema_and_files_have_the_same_defaults_keys() -> None:

@@ -150,6 +150,8 @@ CASES: dict[str, tuple[str, ...]] = {
     "task.n_held_out=4 trainer.eval_every=1 trainer.eval_problems=5": ("trainer.eval_problems=5: the task has 4",),
     "task._target_=builtins.dict ~task.n_train ~task.n_held_out": ("task=builtins.dict: returns a dict",),
     "task.prompt=hello": ("task.prompt='hello': must be a text that contains {question}",),
+    "task.chat_prompt=hello": ("task.chat_prompt='hello': must be a text that contains {question}",),
+    "task.chat_prompt=3": ("task.chat_prompt=3: must be a text that contains {question}",),
     "task=custom": ("task._target_: a value is required",),
     "reward=custom": ("reward._target_: a value is required", "my_module.my_function"),
     "reward._target_=nope.nope": ("reward._target_=nope.nope: cannot be imported",),

@@ -47,3 +47,38 @@ def test_a_source_that_does_not_compile_says_why():
         pytest.skip(str(error))
     with pytest.raises(cuda.CudaError, match=r"fused\.cu does not compile.*rows"):
         cuda.compile_source("fused.cu", ["hopper.cuh"], fused.options(9, torch.bfloat16, True, False, False))
+
+
+@pytest.fixture
+def compiled(monkeypatch, tmp_path):
+    """Counts what the compiler is asked for; the cache folder is a test's own."""
+    try:
+        cuda.nvrtc()
+    except cuda.CudaError as error:
+        pytest.skip(str(error))
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    calls = []
+
+    def compile_source(source, headers, options):
+        calls.append(tuple(options))
+        return repr(options).encode(), ""
+
+    monkeypatch.setattr(cuda, "compile_source", compile_source)
+    return calls
+
+
+def test_a_compiled_kernel_is_kept_for_the_next_process(compiled, tmp_path):
+    made = [cuda.cached_binary("fused.cu", ["hopper.cuh"], [option]) for option in ("-DR=2", "-DR=3", "-DR=2")]
+    assert compiled == [("-DR=2",), ("-DR=3",)] and made[0] == made[2] != made[1]
+    for file in cuda.cache_folder().iterdir():
+        file.write_bytes(file.read_bytes()[:-1])  # a disk that lost the end of it
+    assert cuda.cached_binary("fused.cu", ["hopper.cuh"], ["-DR=2"]) == made[0]
+    assert len(compiled) == 3, "a damaged file is compiled again"
+    assert cuda.cached_binary("fused.cu", ["hopper.cuh"], ["-DR=2"]) == made[0] and len(compiled) == 3
+
+
+def test_a_cache_that_cannot_be_written_costs_the_time_alone(compiled, tmp_path):
+    (tmp_path / "cache").write_text("a file where the folder should be")
+    for _ in range(2):
+        assert cuda.cached_binary("fused.cu", ["hopper.cuh"], ["-DR=2"])
+    assert len(compiled) == 2

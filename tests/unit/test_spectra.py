@@ -1,4 +1,4 @@
-"""spectra: closed forms, order of the ranks, precision floor, nulls; each against a slow or exact oracle."""
+"""spectra: closed forms, order of the ranks, numerical rank, interval, nulls; each against a slow or exact oracle."""
 
 from __future__ import annotations
 
@@ -14,16 +14,20 @@ from grpo_sweeps import spectra
 from grpo_sweeps.spectra import (
     absolute_error,
     centred,
+    centred_eigenvalues,
     centred_values,
     effective_rank,
     eigenvalue_error,
     entropy_rank,
+    graded_error,
+    nonzero_values,
     null_effective_rank,
     null_gaussian,
     null_measured_norms,
     null_orthogonal,
     numerical_rank,
     participation_ratio,
+    rank_above,
     singular_values,
     stable_rank,
     summary,
@@ -32,7 +36,7 @@ from grpo_sweeps.spectra import (
     unit_rows,
     weighted_gram,
 )
-from grpo_sweeps.spectra_floor import floor_interval
+from grpo_sweeps.spectra_floor import energy_intervals, floor_interval
 
 SEEDS = st.integers(0, 2**32 - 1)
 
@@ -63,19 +67,32 @@ def test_singular_values_against_svd_of_the_rows(seed, R, D, decay):
     assert np.all(got[~clear] <= 20 * threshold[~clear] + 1e-12)
 
 
-@given(SEEDS, st.integers(2, 9), st.integers(1, 12), st.floats(0, 6), st.sampled_from([0.0, 1e-6, 1e-2]))
+@given(SEEDS, st.integers(2, 9), st.integers(1, 12), st.floats(0, 6), st.sampled_from([0.0, 1e-6, 1e-2, 0.165]))
 @settings(deadline=None, max_examples=100)
 def test_order_of_the_ranks(seed, R, D, decay, floor):
+    """The first four always; the numerical rank, which goes by the precision of K, may lie below them."""
     gram, _ = random_gram(seed, R, D, decay)
     weights = np.random.default_rng(seed + 1).standard_normal(R)
-    s = singular_values(gram, weights, floor)
-    if not s.any():
-        assert np.isnan(effective_rank(s))
-        return
-    ranks = [stable_rank(s), participation_ratio(s), effective_rank(s), entropy_rank(s), numerical_rank(s)]
+    s = singular_values(gram, weights)
+    ranks = [stable_rank(s), participation_ratio(s), effective_rank(s), entropy_rank(s), R]
     assert all(a <= b * (1 + 1e-12) for a, b in itertools.pairwise(ranks))
-    assert ranks[0] >= 1 - 1e-12 and ranks[-1] <= min(R, D)
+    assert ranks[0] >= 1 - 1e-12 and 1 <= numerical_rank(gram, weights, floor) <= min(R, D)
     assert top1_fraction(s) == pytest.approx(1 / stable_rank(s))
+
+
+def test_the_precision_of_k_moves_the_numerical_rank_alone():
+    """k = 1 of R = 8 right: squared weights in the ratio 49 to 1, so that within a floor of .165 one value is told."""
+    weights = np.array([7.0, *[-1.0] * 7]) / 8
+    exact, coarse = summary(np.eye(8), weights, 1e-6), summary(np.eye(8), weights, 0.165)
+    assert (exact.pop("numerical_rank"), coarse.pop("numerical_rank")) == (8, 1)
+    assert exact == coarse and exact["effective_rank"] == pytest.approx(null_effective_rank(1, 8), rel=1e-14)
+    assert coarse["entropy_rank"] > coarse["effective_rank"] > 1
+
+
+def test_a_zero_matrix_has_no_ranks():
+    s = singular_values(np.zeros((3, 3)))
+    assert all(np.isnan(of(s)) for of in (stable_rank, participation_ratio, effective_rank, entropy_rank))
+    assert numerical_rank(np.zeros((3, 3))) == nonzero_values(s) == 0
 
 
 def test_ranks_by_hand():
@@ -86,7 +103,7 @@ def test_ranks_by_hand():
     assert participation_ratio(s) == pytest.approx(14**2 / 98)
     assert stable_rank(s) == pytest.approx(14 / 9)
     assert entropy_rank(s) == pytest.approx(np.exp(-(0.5 * np.log(0.5) + np.log(1 / 3) / 3 + np.log(1 / 6) / 6)))
-    assert numerical_rank(s) == 3
+    assert numerical_rank(np.diag(np.square(s))) == nonzero_values(s) == 3
 
 
 @given(SEEDS, st.integers(2, 8))
@@ -105,9 +122,9 @@ def test_duplicated_rows_lower_the_numerical_rank():
     gram, psi = random_gram(0, 4, 50)
     psi[3] = psi[2]
     gram = psi @ psi.T
-    assert numerical_rank(singular_values(gram)) == 3
-    assert numerical_rank(singular_values(gram + np.diag([0, 0, 0, 1e-6 * gram.max()]))) == 4
-    assert numerical_rank(singular_values(gram + np.diag([0, 0, 0, 1e-6 * gram.max()]), floor=1e-5)) == 3
+    assert numerical_rank(gram) == 3
+    assert numerical_rank(gram + np.diag([0, 0, 0, 1e-6 * gram.max()])) == 4
+    assert numerical_rank(gram + np.diag([0, 0, 0, 1e-6 * gram.max()]), floor=1e-5) == 3
 
 
 def test_centring_and_unit_rows_against_the_rows():
@@ -116,7 +133,8 @@ def test_centring_and_unit_rows_against_the_rows():
     rows = weights[:, None] * psi
     moved = rows - rows.mean(axis=0)
     assert np.allclose(centred(weighted_gram(gram, weights)), moved @ moved.T)
-    assert numerical_rank(singular_values(centred(weighted_gram(gram, weights)))) == 5
+    assert np.allclose(centred_values(gram, weights)[:5], np.linalg.svd(moved, compute_uv=False)[:5], rtol=1e-12)
+    assert centred_values(gram, weights)[5] == 0 and numerical_rank(centred(weighted_gram(gram, weights))) == 5
     unit = psi / np.linalg.norm(psi, axis=1, keepdims=True)
     assert np.allclose(unit_rows(gram), unit @ unit.T)
 
@@ -151,7 +169,29 @@ def test_floor_interval_covers_the_truth_of_a_rounded_gram(seed, floor):
     for quantity in (effective_rank, entropy_rank):
         least, greatest = floor_interval(rounded, weights, floor, quantity)
         assert least <= quantity(truth) <= greatest
-        assert least <= quantity(singular_values(rounded, weights, floor)) <= greatest
+        assert least <= quantity(singular_values(rounded, weights)) <= greatest
+
+
+ENERGIES = {"top1_fraction": top1_fraction, "stable_rank": stable_rank, "participation_ratio": participation_ratio}
+
+
+@given(SEEDS, st.integers(2, 8), st.floats(0, 2), st.sampled_from([1e-7, 1e-4, 1e-2, 0.165]))
+@settings(deadline=None, max_examples=60)
+def test_intervals_of_energies_cover_the_truth_and_hold_the_middle(seed, R, decay, floor):
+    gram, psi = random_gram(seed, R, 40, decay)
+    rng = np.random.default_rng(seed + 1)
+    weights = rng.standard_normal(R)
+    norms = np.sqrt(np.diag(gram))
+    noise = np.triu(rng.choice([-1.0, 1.0], (R, R)))
+    moved = gram + floor * np.outer(norms, norms) * (noise + np.triu(noise, 1).T)
+    truth = np.linalg.svd(weights[:, None] * psi, compute_uv=False)
+    own = np.clip(np.linalg.eigvalsh(weighted_gram(moved, weights))[::-1], 0, None)
+    # bounds are relative to the exact Gram: they hold from the moved one with its own, slightly other, norms
+    wide = floor / (1 - floor)
+    errors = eigenvalue_error(moved, weights, wide), absolute_error(moved, weights, wide)
+    for name, (low, high) in energy_intervals(own, *errors, R).items():
+        assert low * (1 - 1e-12) <= ENERGIES[name](truth) <= high * (1 + 1e-12)
+        assert low * (1 - 1e-12) <= ENERGIES[name](np.sqrt(own)) <= high * (1 + 1e-12)
 
 
 @given(SEEDS, st.integers(2, 8), st.sampled_from([1e-4, 1e-2, 0.03]))
@@ -177,17 +217,10 @@ def test_centring_keeps_the_bounds(seed, R, floor):
     norms = np.sqrt(np.diag(weighted))
     noise = np.triu(rng.choice([-1.0, 1.0], (R, R)))
     moved = weighted + floor * np.outer(norms, norms) * (noise + np.triu(noise, 1).T)
-    exact, kept = (np.linalg.eigvalsh(centred(weighted))[::-1], centred_values(moved, floor))
-    assert numerical_rank(kept) <= R - 1
-    assert np.all(exact[kept == 0][1:] <= 2 * absolute_error(weighted, None, floor))
-
-
-def test_a_lone_correct_rollout_keeps_its_rank_in_bfloat16():
-    """k = 1 of R = 8: weights 7/8 and -1/8, eigenvalues in the ratio 49 to 1, below a floor of 1/32 of the largest."""
-    weights = np.array([7.0, *[-1.0] * 7]) / 8
-    assert effective_rank(singular_values(np.eye(8), weights, floor=2.0**-5)) == pytest.approx(
-        null_effective_rank(1, 8)
-    )
+    exact, found = (np.linalg.eigvalsh(centred(weighted))[::-1], centred_eigenvalues(moved))
+    error = graded_error(found, moved, floor)
+    assert np.all(np.abs(found - exact) <= graded_error(exact, weighted, floor) * (1 + 1e-9))
+    assert rank_above(found, error) <= R - 1 and found[-1] == 0
 
 
 def test_floor_interval_is_a_point_without_a_floor_and_ignores_rows_of_zero_weight():
@@ -199,12 +232,14 @@ def test_batch_gives_what_single_matrices_give():
     rng = np.random.default_rng(5)
     grams = np.stack([random_gram(i, 4, 9)[0] for i in range(7)])
     weights, floors = rng.standard_normal((7, 4)), rng.uniform(0, 1e-3, 7)
-    s = singular_values(grams, weights, floors)
+    s = singular_values(grams, weights)
     low, high = floor_interval(grams, weights, floors)
     for i in range(7):
-        assert np.allclose(s[i], singular_values(grams[i], weights[i], floors[i]))
+        assert np.array_equal(s[i], singular_values(grams[i], weights[i]))
+        assert np.allclose(centred_values(grams, weights)[i], centred_values(grams[i], weights[i]), rtol=1e-12)
+        assert numerical_rank(grams, weights, floors)[i] == numerical_rank(grams[i], weights[i], floors[i])
         assert np.allclose((low[i], high[i]), floor_interval(grams[i], weights[i], floors[i]))
-    for quantity in (effective_rank, top1_fraction, participation_ratio, stable_rank, entropy_rank, numerical_rank):
+    for quantity in (effective_rank, top1_fraction, participation_ratio, stable_rank, entropy_rank, nonzero_values):
         assert np.allclose(quantity(s), [quantity(row) for row in s])
 
 

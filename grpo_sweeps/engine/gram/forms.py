@@ -12,6 +12,7 @@ from __future__ import annotations
 import functools
 import importlib
 import logging
+from collections.abc import Sequence
 from types import ModuleType
 from typing import Literal, get_args
 
@@ -47,6 +48,20 @@ def kernels(name: Literal["onepass", "fused", "norm_rows"]) -> ModuleType | None
         log.warning("the %s kernel cannot be used (%s: %s): a slower form stands in", name, type(error).__name__, line)
         return None
     return module
+
+
+def begin_compiling(groups: Sequence[tuple[int, int]], dtype: torch.dtype, device: torch.device) -> None:
+    """Begin, in the background, with the kernels that groups, (rows, groups per block), take if their widths allow."""
+    fits = [(R, count) for R, count in groups if R <= MAX_FUSED_ROWS]
+    if fits and device.type == "cuda" and dtype in HALF_TYPES and torch.cuda.get_device_capability(device)[0] == 9:
+        importlib.import_module("grpo_sweeps.engine.gram.kernels.fused").begin(fits, dtype)
+
+
+@functools.cache
+def refuse_shape(form: str, reason: str) -> None:
+    """Say, once for each reason, that the reference stands in for a kernel that cannot take a shape."""
+    line = (reason.strip().splitlines() or ["no reason given"])[-1]
+    log.warning("the %s kernel cannot take every shape of this model (%s): the reference stands in there", form, line)
 
 
 def why_not(form: str, o: int, i: int, largest_unit: int, dtype: torch.dtype, device: torch.device) -> str:

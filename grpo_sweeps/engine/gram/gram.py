@@ -24,7 +24,7 @@ from torch import Tensor, nn
 
 from grpo_sweeps.engine.gram.claims import claim_parameters
 from grpo_sweeps.engine.gram.delivery import Delivery
-from grpo_sweeps.engine.gram.forms import FORMS, Form
+from grpo_sweeps.engine.gram.forms import FORMS, Form, begin_compiling
 from grpo_sweeps.engine.gram.large_group import LargeGroup, Store, room_for
 from grpo_sweeps.engine.gram.layout import GramError, RowLayout, reduced_float32
 from grpo_sweeps.engine.gram.linear import Options
@@ -66,6 +66,15 @@ class GradientGram:
         self.measured = MeasuredModules(self.claims)
         self.recompute = Recompute(model)
         self.options = Options(form, block_bytes or block_bytes_for(self.device), Workspace())
+
+    def expect(self, groups: Sequence[tuple[int, int]]) -> None:
+        """Begin to compile, in the background, what blocks will run that hold (rows per group, groups)."""
+        begin_compiling(groups, self._dtype(), self.device)
+
+    @property
+    def forms_taken(self) -> dict[str, int]:
+        """{form: weights measured by it}, over all blocks so far; "blocks" is the reference."""
+        return dict(self.options.workspace.forms)
 
     @contextmanager
     def measure(

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from grpo_sweeps.engine.gram.claims import Claim, layer_of
 from grpo_sweeps.engine.gram.layout import GramError, RowLayout, back_to_back, squared_norm
 from grpo_sweeps.engine.gram.partials import Partial, Reduction, SlotPlan
-from grpo_sweeps.engine.gram.precision import floor_of, tolerance_of, widest_eps
+from grpo_sweeps.engine.gram.precision import tolerance_of, widest_eps
 from grpo_sweeps.engine.gram.recorder import Recorder, state_of
 
 # In machine epsilons of the parameter, of sum |w| ||psi||: roundings of .grad and of its recorded norm, seen below 1.
@@ -161,9 +161,9 @@ class Measurement:
 
     @property
     def floor(self) -> float:
-        """Error of K_ij relative to sqrt(K_ii K_jj) under rounding in the model's narrowest dtype,
-        frozen part included."""
-        return floor_of(self._model_dtype)
+        """How exactly K is the Gram of the gradients that were added to `.grad`, relative to sqrt(K_ii K_jj): what
+        `check` allows. `measured_floor` measures it for a model."""
+        return tolerance_of(self._model_dtype)
 
     @property
     def grad_sq_norm(self) -> float:

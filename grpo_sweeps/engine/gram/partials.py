@@ -102,6 +102,10 @@ class SlotPlan:
             self._columns_on[device] = torch.tensor(self.columns, device=device)
         return self._columns_on[device]
 
+    def summed(self, slots: Tensor) -> Tensor:
+        """(flat_size + 1,) float64: the flat Gram and the norm that lie in the slots of one weight."""
+        return slots.sum(0).index_select(0, self.columns_on(slots.device))
+
     @property
     def diagonal(self) -> list[Launch]:
         """The launches that also add to the weighted sum; every row is in one of them."""

@@ -14,6 +14,7 @@ No module hooks: checkpointing recomputes forwards, but each node of the backwar
 from __future__ import annotations
 
 import math
+from collections import Counter
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -33,10 +34,15 @@ Formed = tuple[Tensor, Partial] | tuple[None, None]
 
 
 class Workspace:
-    """One buffer for each purpose and dtype, grown to the largest use and kept between blocks: fresh pages would cost
-    more than the products. Two buffers that are in use at once need two purposes."""
+    """What the blocks of one GradientGram share.
+
+    One buffer for each purpose and dtype, grown to the largest use and kept between blocks: fresh pages would cost
+    more than the products. Two buffers that are in use at once need two purposes. forms: how often a weight was
+    measured by each form.
+    """
 
     def __init__(self) -> None:
+        self.forms: Counter[str] = Counter()
         self._buffers: dict[tuple[str, torch.dtype, torch.device], Tensor] = {}
 
     def get(self, purpose: str, shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> Tensor:

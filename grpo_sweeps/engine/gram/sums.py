@@ -12,7 +12,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from grpo_sweeps.engine.gram.forms import kernels
+from grpo_sweeps.engine.gram.forms import kernels, refuse_shape
+from grpo_sweeps.engine.gram.kernels.cuda import CudaError
 from grpo_sweeps.engine.gram.layout import HALF_TYPES, RowLayout, accumulation_dtype, squared_norm, wide_mm
 from grpo_sweeps.engine.gram.partials import Partial, Record, SlotPlan, Slots
 from grpo_sweeps.engine.gram.recorder import Workspace
@@ -21,6 +22,10 @@ from grpo_sweeps.engine.gram.recorder import Workspace
 # from 0.25 to 64 MB. On a GPU small blocks do not pay, though its cache would hold them: the batched products slow
 # down by more (H100, 9216 x 3072, R=8: 0.55 ms whole, 0.71 in blocks of 25 MB).
 BLOCK_BYTES = {"cpu": 2 * 2**20, "cuda": 512 * 2**20}
+# Elements of a block: the kernels' offsets are 32 bits, also those of a program's next turn, which lies beyond it.
+MOST_ELEMENTS = 2**31 - 2**20
+# Slots that take more room are summed at once: those of all weights are kept until the block ends.
+KEPT_SLOT_BYTES = 4 * 2**20
 
 
 def block_bytes_for(device: torch.device) -> int:
@@ -45,32 +50,33 @@ class WeightSums:
         """Add weight rows start .. start + n."""
         if self.form == "ghost":
             self._add_ghost(y_BTn, x_BTi)
-        elif self.form == "fused":
-            self._add_fused(y_BTn, x_BTi, self.grad[start : start + y_BTn.shape[2]])
-        else:
+        elif self.form != "fused" or not self._add_fused(y_BTn, x_BTi, self.grad[start : start + y_BTn.shape[2]]):
             self._add_blocks(y_BTn, x_BTi, start)
 
     def partial(self) -> Partial:
-        """What was gathered, without `grad`."""
-        if self._slots is not None:
-            return Slots(self._slots)
-        assert self._gram is not None
-        return Record(torch.cat([self._gram, self._sq_norm.reshape(1)]))
+        """What was gathered, without `grad`: of a kernel, of the reference, or of both where one stood in."""
+        self.workspace.forms[self.form] += 1
+        slots = self._slots
+        if self._gram is None:
+            assert slots is not None
+            large = slots.numel() * slots.element_size() > KEPT_SLOT_BYTES
+            return Record(self.plan.summed(slots)) if large else Slots(slots)
+        record = torch.cat([self._gram, self._sq_norm.reshape(1)])
+        return Record(record if slots is None else record + self.plan.summed(slots))
 
     def _add_blocks(self, y_BTn: Tensor, x_BTi: Tensor, start: int) -> None:
         """In blocks of at most `block_bytes` (one weight row at least)."""
         B, _, n = y_BTn.shape
         i = x_BTi.shape[2]
-        step = max(1, min(n, self.block_bytes // (B * i * y_BTn.element_size()), (2**31 - 1) // (B * i)))
+        step = max(1, min(n, self.block_bytes // (B * i * y_BTn.element_size()), MOST_ELEMENTS // (B * i)))
         y_BnT = y_BTn.transpose(1, 2)
         for low in range(0, n, step):
             high = min(n, low + step)
             rows = self.workspace.get("rows", (B, high - low, i), y_BTn.dtype, y_BTn.device)
             torch.bmm(y_BnT[:, low:high], x_BTi, out=rows)
-            if self.form == "onepass":
-                self._pass(rows, self.grad[start + low : start + high])
-            else:
-                self._sum(rows, self.grad[start + low : start + high])
+            grad_ni = self.grad[start + low : start + high]
+            if self.form != "onepass" or not self._pass(rows, grad_ni):
+                self._sum(rows, grad_ni)
 
     def _sum(self, rows_Bni: Tensor, grad_ni: Tensor) -> None:
         """The reference: library calls, each of which reads the block."""
@@ -82,19 +88,40 @@ class WeightSums:
             total = self.layout.weighted_sum(rows_Bni.flatten(1), out=grad_ni.view(-1))
         self._keep(gram, squared_norm(total.view_as(grad_ni)))
 
-    def _pass(self, rows_Bni: Tensor, grad_ni: Tensor) -> None:
+    def _pass(self, rows_Bni: Tensor, grad_ni: Tensor) -> bool:
+        """False where the compiler refuses these rows: nothing has been added then."""
         onepass: Any = kernels("onepass")
         first = self._claim_slots(onepass)
         total = self._total(grad_ni.shape) if len(self.plan.diagonal) > 1 else None
         weights = self.layout.weights(torch.float32)
-        onepass.add_block(rows_Bni, weights, grad_ni, total, self._slots, self.plan, first)
+        try:
+            onepass.add_block(rows_Bni, weights, grad_ni, total, self._slots, self.plan, first)
+        except torch.OutOfMemoryError:
+            raise
+        except Exception as error:  # a compiler may raise anything
+            if not first:  # what was added before would be counted twice
+                raise
+            self._stand_in("onepass", error)
+            self._slots = None
+        return self.form == "onepass"
 
-    def _add_fused(self, y_BTn: Tensor, x_BTi: Tensor, grad_ni: Tensor) -> None:
+    def _add_fused(self, y_BTn: Tensor, x_BTi: Tensor, grad_ni: Tensor) -> bool:
+        """False where the kernel cannot take these shapes: nothing has been added then."""
         fused: Any = kernels("fused")
-        first = self._claim_slots(fused)
+        try:
+            product = fused.Product(y_BTn, x_BTi, self.plan, first=self._slots is None)
+        except (ValueError, CudaError) as error:
+            self._stand_in("fused", error)
+            return False
+        self._claim_slots(fused)
         total = self._total(grad_ni.shape) if len(self.plan.launches) > 1 else None
-        weights = self.layout.weights(torch.float32)
-        fused.add_product(y_BTn, x_BTi, weights, grad_ni, total, self._slots, self.plan, first)
+        product.add(self.layout.weights(torch.float32), grad_ni, total, self._slots)
+        return True
+
+    def _stand_in(self, form: str, error: Exception) -> None:
+        """The reference takes over, for this weight from here on; said once a reason."""
+        refuse_shape(form, str(error))
+        self.form = "blocks"
 
     def _claim_slots(self, module: Any) -> bool:
         """Make room for a kernel's sums; True where nothing is in it yet."""
@@ -110,8 +137,11 @@ class WeightSums:
     def _add_ghost(self, y_BTo: Tensor, x_BTi: Tensor) -> None:
         layout = self.layout
         gram = layout.flat([ghost_gram(y_BTo[unit], x_BTi[unit]) for unit in layout.units])
-        weighted_y = (y_BTo * layout.weights(accumulation_dtype(y_BTo.dtype))[:, None, None]).to(y_BTo.dtype)
-        total = wide_mm(weighted_y.flatten(0, 1).T, x_BTi.flatten(0, 1))
+        weights_B = layout.weights(accumulation_dtype(y_BTo.dtype))
+        # By a power of two, so that no bit changes: float16 would lose the products of small weights with small y.
+        size = torch.exp2(weights_B.abs().max().clamp_min(2.0**-100).log2().ceil())
+        weighted_y = (y_BTo * (weights_B / size)[:, None, None]).to(y_BTo.dtype)
+        total = wide_mm(weighted_y.flatten(0, 1).T, x_BTi.flatten(0, 1)).mul_(size)
         self.grad.copy_(total)
         self._keep(gram, squared_norm(total))
 

@@ -1,62 +1,106 @@
-"""Once before step 0: the measured block against ordinary autograd, parameter by parameter.
+"""The measured block against ordinary autograd, parameter by parameter, and against separate backwards, row by row.
 
 A parameter that nobody claimed, or that is read around its module, is invisible to the run-time check of w'Kw: both
-of its sides miss it. Ordinary autograd does not.
+of its sides miss it. Ordinary autograd does not. `measured_floor` says how exactly K is the Gram of the gradients that
+were applied.
 """
 
 from __future__ import annotations
 
-import copy
-from collections.abc import Callable, Sequence
+import functools
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
 from grpo_sweeps.engine.gram.claims import plain_name
 from grpo_sweeps.engine.gram.gram import GradientGram, uncompiled
+from grpo_sweeps.engine.gram.layout import unit_inner
 from grpo_sweeps.engine.gram.measurement import GramCheckError, Measurement
-from grpo_sweeps.engine.gram.precision import widest_eps
 
 # relative to sum_i |w_i| ||psi_i||: two orders of summation of the same products
 GRADIENT_TOL = {torch.float64: 1e-10, torch.float32: 1e-4, torch.float16: 2e-2, torch.bfloat16: 8e-2}
-
-
-WIDER = {torch.bfloat16: torch.float32, torch.float16: torch.float32, torch.float32: torch.float64}
 SAFETY = 4.0  # the rows that are compared are a sample of those to come
+# Rows weighted alike hide that rows interact, or that they changed places; weights over many decades hide the small
+# ones below the tolerance. Powers of two commute with rounding, so that weights before the backward (autograd) and
+# after it (the Gram) differ by nothing else.
+SIZES = (1.0, -0.5, 4.0, -2.0, 0.5, -4.0, 2.0, -1.0)
 
 
-def measured_floor(model: nn.Module, row_sums_of: Callable[[nn.Module], Tensor], group_sizes: Sequence[int]) -> float:
-    """Error of K_ij relative to sqrt(K_ii K_jj), against a copy of the model in the next wider dtype, times SAFETY.
+@functools.cache
+def default_weights(rows: int) -> tuple[float, ...]:
+    """Weights +-1/2, +-1, +-2, +-4 in a fixed order without a period: each eight rows have all of them, in an order of
+    their own, so that no shift of the rows and no exchange of two groups leaves the weighted sum as it was.
 
-    row_sums_of: the forward of a model, (rows,). The largest error within the groups counts. The copy takes its
-    room for the time of one forward and backward. A model in float64 has no wider copy: 0. `.grad` is left as it was.
+    >>> default_weights(4)
+    (1.0, -0.5, 4.0, -2.0)
     """
-    dtype = widest_eps(model.parameters())
-    if dtype not in WIDER:
-        return 0.0
-    parameters = [p for p in model.parameters() if p.requires_grad]
-    kept = [parameter.grad for parameter in parameters]
-    worst = 0.0
-    try:
-        for parameter in parameters:
-            parameter.grad = None
-        own = _grams(model, row_sums_of, group_sizes)
-    finally:
-        for parameter, grad in zip(parameters, kept, strict=True):
-            parameter.grad = grad
-    wide = _grams(copy.deepcopy(model).to(WIDER[dtype]), row_sums_of, group_sizes)
-    for found, exact in zip(own, wide, strict=True):
-        norms = exact.diagonal().clamp_min(0).sqrt()
-        scale = torch.outer(norms, norms)
-        worst = max(worst, float(((found - exact).abs() / scale.clamp_min(torch.finfo(scale.dtype).tiny)).max()))
+    weights, draw = [np.array(SIZES)], np.random.Generator(np.random.Philox(0))
+    while len(weights) * len(SIZES) < rows:
+        order = draw.permutation(SIZES)
+        if not (order == weights[-1]).any():
+            weights.append(order)
+    return tuple(np.concatenate(weights)[:rows].tolist())
+
+
+def measured_floor(
+    model: nn.Module, gram: GradientGram, row_sums_fn: Callable[[], Tensor], group_sizes: Sequence[int]
+) -> float:
+    """Error of K_ij relative to sqrt(K_ii K_jj) against the rows' gradients by separate backwards, times SAFETY.
+
+    K is the Gram of the gradients that are applied, in the dtype that the model trains in; what separates it from the
+    products of the rows that ordinary autograd gives, one backward per row from one forward, is rounding of its own
+    sums. How far such gradients are from those of a wider dtype is another question (`loop.float32`).
+
+    row_sums_fn: the forward, returning (rows,); few rows, since all their gradients are held at once. `.grad` is left
+    as it was. Raises GramCheckError with both numbers where an entry misses by more than GRADIENT_TOL.
+    """
+    parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
+    with uncompiled(gram.places):
+        exact = _gram_of_separate_rows(row_sums_fn(), parameters)
+        with set_aside(parameters), gram.measure(group_sizes, cross_groups=True) as m:
+            row_sums_fn().sum().backward()
+    found, norms = m.matrix(), exact.diagonal().clamp_min(0).sqrt()
+    scale = torch.outer(norms, norms).clamp_min(torch.finfo(torch.float64).tiny)
+    misses = (found - exact).abs() / scale
+    worst, tol = float(misses.max()), min(GRADIENT_TOL[parameter.dtype] for parameter in parameters)
+    if not worst <= tol:
+        i, j = divmod(int(torch.nan_to_num(misses, nan=torch.inf).argmax()), len(found))
+        raise GramCheckError(
+            f"K[{i}, {j}] = {float(found[i, j]):.9g} but separate backwards give {float(exact[i, j]):.9g}: they differ "
+            f"by {worst:.3g} of sqrt(K_ii K_jj), allowed are {tol:.1g}"
+        )
     return SAFETY * worst
 
 
-def _grams(model: nn.Module, row_sums_of: Callable[[nn.Module], Tensor], group_sizes: Sequence[int]) -> list[Tensor]:
-    with GradientGram(model).measure(group_sizes) as m:
-        row_sums_of(model).sum().backward()
-    return m.matrices()
+def _gram_of_separate_rows(row_sums: Tensor, parameters: Sequence[nn.Parameter]) -> Tensor:
+    """(rows, rows) float64 on the CPU: inner products of the rows' gradients, one backward per row."""
+    rows = [
+        torch.autograd.grad(row, parameters, retain_graph=index < len(row_sums) - 1, allow_unused=True)
+        for index, row in enumerate(row_sums.unbind())
+    ]
+    total = torch.zeros(len(rows), len(rows), dtype=torch.float64)
+    for index, parameter in enumerate(parameters):
+        grads = [torch.zeros_like(parameter) if row[index] is None else row[index] for row in rows]
+        stacked = torch.stack(grads)  # type: ignore[arg-type]
+        total += unit_inner(*[stacked.view(len(rows), len(parameter) if parameter.dim() > 1 else 1, -1)] * 2).cpu()
+    return total
+
+
+@contextmanager
+def set_aside(parameters: Sequence[nn.Parameter]) -> Iterator[None]:
+    """`.grad` empty inside, and what it was afterwards."""
+    kept = [parameter.grad for parameter in parameters]
+    try:
+        for parameter in parameters:
+            parameter.grad = None
+        yield
+    finally:
+        for parameter, grad in zip(parameters, kept, strict=True):
+            parameter.grad = grad
 
 
 @dataclass(frozen=True)
@@ -77,18 +121,20 @@ def verify_against_autograd(
     """Compare a measured block with ordinary autograd on the same rows; `.grad` is left as it was.
 
     row_sums_fn: the forward, returning (rows,). It runs twice from the same random state, and uncompiled, since
-    compiled code may round otherwise. Raises GramCheckError, naming the parameter, when the patched forward is not the
-    plain one bit for bit, when a parameter's gradient differs, or when its Gram does not give its squared norm.
+    compiled code may round otherwise. weights: one per row, by default `default_weights`, which tell every row from
+    every other: rows that interact or that are permuted pass with equal ones. Raises GramCheckError, naming the
+    parameter, when the patched forward is not the plain one bit for bit, when a parameter's gradient differs, or when
+    its Gram does not give its squared norm.
     """
     trainable = [(plain_name(name), p) for name, p in model.named_parameters() if p.requires_grad]
     names, parameters = zip(*trainable, strict=True)
-    kept = [parameter.grad for parameter in parameters]
+    weights = default_weights(sum(group_sizes)) if weights is None else weights
     devices = [gram.device] if gram.device.type == "cuda" else []
-    try:
+    with set_aside(parameters):
         with uncompiled(gram.places):
             with torch.random.fork_rng(devices=devices):
                 plain_sums, plain = _plain_gradients(row_sums_fn, parameters, weights)
-            for parameter in parameters:
+            for parameter in parameters:  # what the forward itself may have left
                 parameter.grad = None
             with gram.measure(group_sizes, weights, cross_groups=True) as m:
                 row_sums = row_sums_fn()
@@ -101,17 +147,14 @@ def verify_against_autograd(
         misses = [
             _compare(name, parameter, grad, m) for name, parameter, grad in zip(names, parameters, plain, strict=True)
         ]
-    finally:
-        for parameter, grad in zip(parameters, kept, strict=True):
-            parameter.grad = grad
     return Verification(max(miss[0] for miss in misses), max(miss[1] for miss in misses))
 
 
 def _plain_gradients(
-    row_sums_fn: Callable[[], Tensor], parameters: tuple[nn.Parameter, ...], weights: Sequence[float] | Tensor | None
+    row_sums_fn: Callable[[], Tensor], parameters: tuple[nn.Parameter, ...], weights: Sequence[float] | Tensor
 ) -> tuple[Tensor, list[Tensor]]:
     row_sums = row_sums_fn()
-    w = torch.ones_like(row_sums) if weights is None else torch.as_tensor(weights).to(row_sums)
+    w = torch.as_tensor(weights).to(row_sums)
     grads = torch.autograd.grad((row_sums * w).sum(), parameters, allow_unused=True)
     filled = [torch.zeros_like(p) if g is None else g for p, g in zip(parameters, grads, strict=True)]
     return row_sums.detach(), filled

@@ -14,7 +14,7 @@ import torch
 from grpo_sweeps.config import LoraConfig, RunConfig
 from grpo_sweeps.engine.gram import GradientGram, GramCheckError, LargeGroup
 from grpo_sweeps.engine.gram.patch import Recorders
-from grpo_sweeps.loop import step as step_module
+from grpo_sweeps.loop import verification
 from grpo_sweeps.loop.setup import micro_batch_groups, micro_batch_rows, prepare
 from grpo_sweeps.loop.step import backward, rollouts_with_advantages, training_step
 from grpo_sweeps.loop.train import train
@@ -100,24 +100,27 @@ def test_every_part_is_checked_against_the_gradient(make_config: MakeConfig, mon
         training_step(setup, 2)
 
 
-def test_the_first_step_of_a_run_in_parts_is_verified(make_config: MakeConfig, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_first_step_is_verified_on_a_small_block(make_config: MakeConfig, monkeypatch: pytest.MonkeyPatch) -> None:
     verified: list[Any] = []
-    verify = step_module.verify_against_autograd
+    verify = verification.verify_against_autograd
 
     def seeing(*args: Any) -> Any:
-        verified.append((args[3], len(args[4])))
+        verified.append((args[3], len(args[2]())))
         return verify(*args)
 
-    monkeypatch.setattr(step_module, "verify_against_autograd", seeing)
+    monkeypatch.setattr(verification, "verify_against_autograd", seeing)
     for micro_batch in (3, 4, 8):
-        training_step(prepare(make_config(trainer={"micro_batch": micro_batch})), 0)
-    assert verified == [([3], 3), ([4], 4), ([4, 4], 8)]
+        setup = prepare(make_config(trainer={"micro_batch": micro_batch}))
+        training_step(setup, 0)
+        training_step(setup, 1)
+        assert setup.precision.floor is not None and 0 < setup.precision.floor < 1e-5
+    assert verified == [([3], 3), ([4], 4), ([4], 4)]
 
 
 def test_off_makes_no_gram_and_patches_nothing(make_config: MakeConfig, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(GradientGram, "__init__", forbidden)
     monkeypatch.setattr(Recorders, "__init__", forbidden)
-    monkeypatch.setattr(step_module, "verify_against_autograd", forbidden)
+    monkeypatch.setattr(verification, "verify_against_autograd", forbidden)
     setup = prepare(make_config(analysis={"every": 0}))
     assert setup.gram is None
     for step in (0, 1):

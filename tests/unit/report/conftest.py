@@ -53,6 +53,7 @@ def group(step: int, position: int, R: int, kind: str, rng: np.random.Generator,
         "step": step, "prompt_id": f"train-{rng.integers(0, 5000)}", "R": R, "rewards": tuple(rewards),
         "advantages": tuple(advantages), "weights": tuple(weights), "lengths": (7,) * R, "logprob_sums": (-3.0,) * R,
         "strict": right, "flexible": right, "gram": gram_with(kind, weights, rng) if mixed else None, "group": position,
+        "same_as": tuple(range(R)),
     }  # fmt: skip
     return GroupRecord(**(values | changes))
 
@@ -61,7 +62,7 @@ def config_of(R: int, seed: int, sweep: str, changes: dict[str, Any]) -> dict[st
     """A resolved configuration with the keys that the report reads; `changes` by dotted key."""
     config: dict[str, Any] = {
         "R": R, "seed": seed, "sweep": sweep, "aggregation": "sum", "runs_dir": "runs",
-        "model": {"name": "tiny", "path": "embedded"}, "task": {"name": "arithmetic"},
+        "model": {"name": "tiny", "path": "embedded", "dtype": "float32"}, "task": {"name": "arithmetic"},
         "reward": {"_target_": "grpo_sweeps.rewards.exact_match.strict"},
         "estimator": {"_target_": "grpo_sweeps.estimators.group.grpo"},
         "rollout": {"temperature": 1.0}, "trainer": {"steps": 20, "prompts": 4, "lr": 1e-3, "micro_batch": 4 * R},

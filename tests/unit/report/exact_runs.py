@@ -10,6 +10,7 @@ import numpy as np
 import yaml
 
 from grpo_sweeps.exact import Enumeration, SoftmaxPolicy, binary, enumerate_policy
+from grpo_sweeps.spectra_equal import first_equal
 from grpo_sweeps.tracking.local import LocalRecord
 from grpo_sweeps.types import GroupRecord
 from tests.unit.report.conftest import config_of
@@ -58,6 +59,7 @@ def write_exact(
                         flexible=right,
                         gram=gram,
                         group=g,
+                        same_as=tuple(first_equal(rows).tolist()),
                     )
                 )
             record.log_groups(groups)

@@ -9,10 +9,12 @@ import numpy as np
 
 from grpo_sweeps.report.advantages import TAILS
 from grpo_sweeps.report.unbiased import UNBIASED
+from grpo_sweeps.spectra_records import own_precision
 from grpo_sweeps.types import GroupRecord
 from tests.unit.slow_kernels import by_kernels
 
 NAN = math.nan
+DTYPE = "float32"  # of the runs that `conftest.write_run` makes
 
 
 def _mean(values: list[float]) -> float:
@@ -61,7 +63,8 @@ def pairs_and_shuffles(record: GroupRecord) -> dict[str, float]:
         "pair_square": _mean([K[i, j] ** 2 for i, j in pairs]),
         "pair_right": product(lambda s: s == 2), "pair_wrong": product(lambda s: s == 0),
         "pair_between": product(lambda s: s == 1),
-        "pair_null": null if binary and record.mixed and R > 2 else NAN, "pair_error": record.floor * norm,
+        "pair_null": null if binary and record.mixed and R > 2 else NAN,
+        "pair_error": own_precision(record, DTYPE) * norm,
     } | _shuffles(record, K) | _unbiased(record, K)  # fmt: skip
 
 

@@ -20,9 +20,11 @@ from grpo_sweeps.report.measure import (
 )
 from grpo_sweeps.report.rows import ADVANTAGES, MEASURED, PLAIN
 from grpo_sweeps.spectra import Array
+from grpo_sweeps.spectra_equal import merged
 from grpo_sweeps.spectra_floor import floor_interval
+from grpo_sweeps.spectra_records import own_precision, same_rows, same_texts
 from grpo_sweeps.types import GroupRecord
-from tests.unit.report.slow_pairs import advantages, pairs_and_shuffles
+from tests.unit.report.slow_pairs import DTYPE, advantages, pairs_and_shuffles
 
 
 def group_rows(records: Sequence[GroupRecord], seed: int) -> pd.DataFrame:
@@ -56,6 +58,7 @@ def _plain(record: GroupRecord) -> tuple[object, ...]:
         record.step, record.group, record.prompt_id, record.R, record.mixed, record.gram is not None, record.rows,
         binary, float(sum(record.rewards)) if binary else float("nan"), sum(record.strict),
         float(np.mean(record.rewards)), float(np.mean(record.lengths)), record.floor,
+        record.gram is not None and not record.same_as, own_precision(record, DTYPE),
     )  # fmt: skip
 
 
@@ -64,32 +67,79 @@ def _spectral(records: Sequence[GroupRecord], scores: bool, seed: int) -> dict[s
     gram_NRR = np.stack([r.gram for r in records if r.gram is not None])
     recorded_NR = np.array([r.weights for r in records])
     weights_NR = recorded_NR if scores else np.ones_like(recorded_NR)
-    floor_N = np.array([r.floor for r in records])
-    values = {"": spectra.singular_values(gram_NRR, weights_NR, floor_N)}
-    error_N = spectra.absolute_error(gram_NRR, weights_NR, floor_N)
-    centred = spectra.centred_values(spectra.weighted_gram(gram_NRR, weights_NR), floor_N)
-    values |= {"unit_": spectra.singular_values(spectra.unit_rows(gram_NRR), None, floor_N), "centred_": centred}
+    floor_N = np.array([own_precision(r, DTYPE) for r in records])
+    psi_NRD = np.stack([rows_behind(r) for r in records])
+    G_NRD, unit_NRD = weights_NR[:, :, None] * psi_NRD, psi_NRD / np.linalg.norm(psi_NRD, axis=2, keepdims=True)
+    rows = {"": G_NRD, "unit_": unit_NRD, "centred_": G_NRD - G_NRD.mean(axis=1, keepdims=True)}
     if scores:
-        values["scores_"] = spectra.singular_values(gram_NRR, None, floor_N)
-        values["scores_centred_"] = spectra.centred_values(gram_NRR, floor_N)
+        rows |= {"scores_": psi_NRD, "scores_centred_": psi_NRD - psi_NRD.mean(axis=1, keepdims=True)}
     columns: dict[str, Array] = {}
     for prefix in MATRICES:
         for name, quantity in QUANTITIES.items():
-            missing = np.full(len(records), np.nan)
-            columns[prefix + name] = np.asarray(quantity(values[prefix]), dtype=float) if prefix in values else missing
+            found = quantity(np.linalg.svd(rows[prefix], compute_uv=False)) if prefix in rows else None
+            columns[prefix + name] = np.full(len(records), np.nan) if found is None else np.asarray(found, dtype=float)
+        if prefix in rows:
+            columns[f"{prefix}numerical_rank"] = np.array(
+                [_told_from_zero(r, w, prefix, f) for r, w, f in zip(records, weights_NR, floor_N, strict=True)]
+            )
+    one = [merged(r.gram, w, same_rows(r)) for r, w in zip(records, weights_NR, strict=True)]
     for name in ("effective_rank", "entropy_rank"):
-        low, high = floor_interval(gram_NRR, weights_NR, floor_N, QUANTITIES[name])
-        columns |= {f"{name}_floor_low": low, f"{name}_floor_high": high}
-    largest = np.square(values[""][..., 0])
+        ends = [floor_interval(*m, f, QUANTITIES[name]) for m, f in zip(one, floor_N, strict=True)]
+        columns |= {f"{name}_floor_{end}": np.array([e[i] for e in ends]) for i, end in enumerate(("low", "high"))}
+    for name in ("top1_fraction", "participation_ratio", "stable_rank"):
+        ends = [_of_energies(r, w, f, name) for r, w, f in zip(records, weights_NR, floor_N, strict=True)]
+        columns |= {f"{name}_floor_{end}": np.array([e[i] for e in ends]) for i, end in enumerate(("low", "high"))}
+    largest = np.square(np.linalg.svd(G_NRD, compute_uv=False)[:, 0])
+    error_N = np.array([spectra.absolute_error(*m, f) for m, f in zip(one, floor_N, strict=True)])
     columns["resolution"] = np.divide(error_N, largest, out=np.full(len(records), np.inf), where=largest > 0)
-    columns["top2_fraction"] = np.asarray(spectra.top_fraction(values[""], 2))
-    columns["distinct"] = np.asarray(spectra.distinct_rows(gram_NRR, floor_N), dtype=float)
-    columns |= _nulls(records, gram_NRR, recorded_NR, floor_N, scores, seed)
-    return columns | _controls(records, gram_NRR, recorded_NR, floor_N, scores)
+    columns["top2_fraction"] = np.asarray(spectra.top_fraction(np.linalg.svd(G_NRD, compute_uv=False), 2))
+    columns["distinct"] = np.array([float(len(set(same_texts(r).tolist()))) for r in records])
+    columns |= _nulls(records, gram_NRR, recorded_NR, scores, seed)
+    return columns | _controls(records, psi_NRD, recorded_NR, scores)
+
+
+def _of_energies(record: GroupRecord, weights_R: Array, floor: float, name: str) -> tuple[float, float]:
+    """The interval of a quantity that trace, Frobenius norm and largest eigenvalue make, written out."""
+    gram, weights = merged(record.gram, weights_R, same_rows(record))
+    H, e = spectra.weighted_gram(gram, weights), float(spectra.absolute_error(gram, weights, floor))
+    first, d = spectra.eigenvalues(gram, weights)[0], spectra.eigenvalue_error(gram, weights, floor)[0]
+    trace, norm, rows = np.trace(H), np.linalg.norm(H), int((weights != 0).sum())
+    low = max((first - d) / (trace + e), 1 / rows)
+    high = min((first + d) / (trace - e), 1.0) if e < trace else 1.0
+    if name == "top1_fraction":
+        return low, high
+    if name == "stable_rank":
+        return 1 / high, 1 / low
+    least = max(1.0, (max(trace - e, 0.0) / (norm + e)) ** 2)
+    return least, min(float(rows), ((trace + e) / (norm - e)) ** 2) if e < norm else float(rows)
+
+
+def rows_behind(record: GroupRecord) -> Array:
+    """(R, R) rows whose products are K averaged over equal rows, equal rows exactly equal."""
+    same = same_rows(record)
+    first = np.unique(same)
+    mean = np.array([[record.gram[np.ix_(same == i, same == j)].mean() for j in first] for i in first])
+    values, basis = np.linalg.eigh(0.5 * (mean + mean.T))
+    rows = np.zeros((record.R, record.R))
+    rows[:, : len(first)] = (basis * np.sqrt(np.clip(values, 0, None)))[np.searchsorted(first, same)]
+    return rows
+
+
+def _told_from_zero(record: GroupRecord, weights_R: Array, prefix: str, floor: float) -> float:
+    """The numerical rank of one matrix, by the stated threshold."""
+    rows, same = rows_behind(record), same_rows(record)
+    w = np.ones(record.R) if prefix.startswith(("scores", "unit")) else weights_R
+    if prefix == "unit_":
+        rows = rows / np.linalg.norm(rows, axis=1, keepdims=True)
+    G = w[:, None] * rows
+    G = G - G.mean(axis=0) if "centred" in prefix else G
+    own = np.square(np.linalg.svd(G, compute_uv=False))
+    gram, of_classes = merged(rows @ rows.T, w, same)
+    return spectra.rank_above(own, spectra.graded_error(own, spectra.weighted_gram(gram, of_classes), floor))
 
 
 def _nulls(
-    records: Sequence[GroupRecord], gram_NRR: Array, weights_NR: Array, floor_N: Array, scores: bool, seed: int
+    records: Sequence[GroupRecord], gram_NRR: Array, weights_NR: Array, scores: bool, seed: int
 ) -> dict[str, Array]:
     """Effective rank without structure in the scores; see `spectra` for each null."""
     k_N = np.array([sum(r.rewards) if _binary(r) else np.nan for r in records])
@@ -97,10 +147,16 @@ def _nulls(
     return {
         "null_effective_rank": np.asarray(spectra.null_orthogonal(weights_NR)),
         "null_closed_form": np.asarray(spectra.null_effective_rank(k_N, gram_NRR.shape[-1])),
-        "null_distinct": np.asarray(spectra.null_distinct(gram_NRR, weights_NR, floor_N)) if scores else missing,
+        "null_distinct": np.array([_of_texts(r) for r in records]) if scores else missing,
         "null_measured_norms": np.asarray(spectra.null_measured_norms(gram_NRR, weights_NR)) if scores else missing,
         "null_gaussian": np.array([_gaussian(r, seed) for r in records]) if scores else missing,
     } | {name: np.array([_other_null(r, name, scores, seed) for r in records]) for name in OTHER_NULLS}
+
+
+def _of_texts(record: GroupRecord) -> float:
+    """Effective rank of orthogonal scores of equal norm, equal texts having equal ones."""
+    rows = np.array(record.weights)[:, None] * np.eye(record.R)[same_texts(record)]
+    return float(spectra.effective_rank(np.linalg.svd(rows, compute_uv=False)))
 
 
 def _other_null(record: GroupRecord, name: str, scores: bool, seed: int) -> float:
@@ -121,16 +177,15 @@ def _gaussian(record: GroupRecord, seed: int, quantity: Callable[[Array], object
     bits = np.random.Philox(
         key=np.array([NULL_SEED, seed], np.uint64), counter=[0, record.R, record.group, record.step]
     )
-    scale_R = np.sqrt(spectra.eigenvalues(record.gram) / record.R)
+    scale_R = np.linalg.svd(rows_behind(record), compute_uv=False) / np.sqrt(record.R)
     ranks = []
     for Z in np.random.Generator(bits).standard_normal((NULL_DRAWS, record.R, record.R)):
-        ranks.append(quantity(spectra.singular_values((Z * scale_R) @ (Z * scale_R).T, record.weights)))
+        rows = np.array(record.weights)[:, None] * Z * scale_R
+        ranks.append(quantity(np.linalg.svd(rows, compute_uv=False)))
     return float(np.mean(ranks))
 
 
-def _controls(
-    records: Sequence[GroupRecord], gram_NRR: Array, weights_NR: Array, floor_N: Array, scores: bool
-) -> dict[str, Array]:
+def _controls(records: Sequence[GroupRecord], psi_NRD: Array, weights_NR: Array, scores: bool) -> dict[str, Array]:
     """Relative change of the effective rank where theory says there is none: exact negative controls of C8.
 
     Sign flip: w against |w|. Leave-one-out and std scaling: their own advantages, made from the rewards, against
@@ -145,7 +200,7 @@ def _controls(
     scaled = mean / (rewards_NR.std(axis=1, ddof=1, keepdims=True) + STD_EPS)
 
     def rank(weights: Array) -> Array:
-        return np.asarray(spectra.effective_rank(spectra.singular_values(gram_NRR, weights, floor_N)))
+        return np.asarray(spectra.effective_rank(np.linalg.svd(weights[:, :, None] * psi_NRD, compute_uv=False)))
 
     base = rank(mean)
     return {

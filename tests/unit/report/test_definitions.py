@@ -46,13 +46,21 @@ def test_another_definition_can_say_otherwise_and_leaves_c8_as_it_is(paper_sweep
     assert verdict == HOLDS and found["numerical_rank"][0] == found["stable_rank"][0] == CONTRADICTED
 
 
-def test_coarse_grams_decide_no_definition_without_an_interval_of_its_own(write, tmp_path):
+def test_coarse_grams_leave_every_definition_open(write, tmp_path):
     for R in (2, 4):
         write(tmp_path, "coarse", R, 0, steps=20, change=lambda g: dataclasses.replace(g, floor=0.3))
     _, found = said(load_sweep("coarse", tmp_path))
-    for name in ("participation_ratio", "stable_rank", "numerical_rank"):
-        assert found[name][0] == UNDECIDED and found[name][1].count("the Grams too coarse") == 2
-    assert found["entropy_rank"][0] == UNDECIDED and "coarse" not in found["entropy_rank"][1]
+    for name, (verdict, sentence) in found.items():
+        assert verdict == UNDECIDED
+        assert sentence.count("the Grams too coarse") == (2 if name == "numerical_rank" else 0)  # it has no interval
+
+
+def test_the_precision_of_a_half_type_decides_what_it_can(write, tmp_path):
+    """Equal singular values at R = 8, known to .4%: no definition of rank but the numerical one needs more."""
+    write(tmp_path, "half", 8, 0, steps=20, change=lambda g: dataclasses.replace(g, floor=0.004))
+    verdict, found = said(load_sweep("half", tmp_path))
+    assert verdict == CONTRADICTED
+    assert {name for name, (v, _) in found.items() if v == CONTRADICTED} == set(DEFINITIONS) - {"numerical_rank"}
 
 
 def test_the_figure_has_a_panel_a_definition(paper_sweep):

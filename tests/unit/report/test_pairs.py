@@ -23,7 +23,8 @@ def groups_of(gram_NRR, rewards_NR, advantages_NR=None, factor=1.0, scores=True)
     return Groups(
         step_N=np.zeros(N, np.int64), group_N=np.arange(N), gram_NRR=np.asarray(gram_NRR, dtype=float),
         weights_NR=advantages_NR * factor, rewards_NR=rewards_NR, advantages_NR=advantages_NR,
-        binary_N=np.isin(rewards_NR, (0.0, 1.0)).all(axis=1), floor_N=np.zeros(N), scores=scores,
+        binary_N=np.isin(rewards_NR, (0.0, 1.0)).all(axis=1), floor_N=np.zeros(N),
+        same_NR=np.tile(np.arange(len(gram_NRR[0])), (N, 1)), scores=scores,
     )  # fmt: skip
 
 

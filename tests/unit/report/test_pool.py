@@ -58,7 +58,7 @@ def test_a_small_pool_by_listing_every_sub_group(estimator, size):
     rng = np.random.default_rng(size)
     r = np.array([[1.0, 1, 0, 0, 0, 0], [0.2, 0.2, 0.2, 0.2, 0.2, 0.9], [0.1, 0.5, 0.4, 0.2, 0.9, 0.7]])
     psi = rng.normal(size=(3, 6, 8)) + 0.4
-    pools = Pools(r, psi @ psi.transpose(0, 2, 1), np.zeros(3), ((0, 0, 0),) * 3)
+    pools = Pools(r, psi @ psi.transpose(0, 2, 1), np.tile(np.arange(6), (3, 1)), ((0, 0, 0),) * 3)
     found = pool_values(pools, size)
     square, product = moments(found, size, estimator)
     for p in range(3):
@@ -89,8 +89,8 @@ def test_drawn_sub_groups_have_no_rollout_twice_and_belong_to_their_pool():
 def test_a_pool_does_not_depend_on_those_beside_it():
     rng = np.random.default_rng(0)
     psi, r = rng.normal(size=(5, 12, 9)), (rng.random((5, 12)) < 0.5).astype(float)
-    pools = Pools(r, psi @ psi.transpose(0, 2, 1), np.zeros(5), tuple((0, 0, g) for g in range(5)))
-    alone = Pools(r[3:4], pools.gram_PRR[3:4], np.zeros(1), ((0, 0, 3),))
+    pools = Pools(r, psi @ psi.transpose(0, 2, 1), np.tile(np.arange(12), (5, 1)), tuple((0, 0, g) for g in range(5)))
+    alone = Pools(r[3:4], pools.gram_PRR[3:4], np.arange(12)[None], ((0, 0, 3),))
     for name, values in pool_values(pools, 4).items():
         assert values[3] == pytest.approx(pool_values(alone, 4)[name][0], rel=1e-12)
 

@@ -5,6 +5,7 @@ from decimal import Decimal
 from pathlib import Path
 
 import pytest
+import yaml
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -12,6 +13,7 @@ from grpo_sweeps.rewards import parsing
 from grpo_sweeps.rewards.parsing import flexible_number, number, strict_number, verdict
 from grpo_sweeps.types import Verdict
 
+TASKS = Path(parsing.__file__).parents[2] / "conf" / "task"
 RIGHT = Verdict(strict=True, flexible=True, parsed=True)
 LOOSE = Verdict(strict=False, flexible=True, parsed=True)
 STRICT_ONLY = Verdict(strict=True, flexible=False, parsed=True)
@@ -48,6 +50,18 @@ TABLE = [
     ("#### 1,00,000", "100000", RIGHT),
     ("#### 1\u202f234", "1234", RIGHT),
     ("#### 1{,}234", "1234", RIGHT),
+    (r"#### 1\,234", "1234", RIGHT),
+    ("#### 1 234", "1234", RIGHT),
+    ("#### -$1 234 567.50.", "-1234567.5", RIGHT),
+    ("#### **1 234** \u20ac\nGood.", "1234", RIGHT),
+    (r"\boxed{1 234} of 3", "1234", LOOSE),
+    ("#### 1 2345", "12345", WRONG),
+    ("#### 1 23", "123", WRONG),
+    ("#### 1234 567", "1234567", WRONG),
+    ("#### 12 345 67", "1234567", WRONG),
+    ("#### 1 234 eggs", "1", WRONG),
+    ("#### 1 234 eggs", "1234", WRONG),
+    ("#### 5 100 dollar bills", "5100", WRONG),
     ("#### 1,234", "1", WRONG),
     ("#### 1,234", "234", WRONG),
     # without the marker only flexible parsing finds it
@@ -56,17 +70,74 @@ TABLE = [
     ("She pays 29.00", "29", LOOSE),
     ("It costs .50", "0.5", LOOSE),
     ("### 18", "18", LOOSE),
-    # the first `####` counts for strict, the last number for flexible
-    ("#### 18\n#### 19", "18", STRICT_ONLY),
-    ("#### 18\n#### 19", "19", LOOSE),
+    # the first `####` that a number follows counts for both; a box before it for flexible
+    ("#### 18\n#### 19", "18", RIGHT),
+    ("#### 18\n#### 19", "19", WRONG),
     ("####\n#### 18", "18", RIGHT),
-    ("#### 18 " + "and 5 more, " * 25, "18", STRICT_ONLY),
+    ("#### 18 " + "and 5 more, " * 25, "18", RIGHT),
+    ("#### 18 = 9*2", "18", RIGHT),
+    ("#### 9*2 = 18", "18", LOOSE),
+    (r"\boxed{18} #### 19", "19", STRICT_ONLY),
+    (r"\boxed{18} #### 19", "18", LOOSE),
+    # the last box that holds a digit
+    (r"\boxed{18}. Wait, 3 checks.", "18", LOOSE),
+    (r"\boxed{3}, no: \boxed{18}, of 5.", "18", LOOSE),
+    (r"\boxed{18} \boxed{} of 3", "18", LOOSE),
+    (r"\boxed{18} or \boxed{\text{B}} of 3", "18", LOOSE),
+    (r"\boxed{\boxed{18}} of 3", "18", LOOSE),
+    (r"\boxed{\text{Total: } 18} of 3", "18", LOOSE),
+    (r"\boxed{18\text{ eggs}} of 3", "18", LOOSE),
+    (r"\boxed{\{18\}} of 3", "18", LOOSE),
+    (r"}} {\boxed {18}} of 3", "18", LOOSE),
+    (r"\fbox{18} of 3", "18", LOOSE),
+    (r"\boxed{\$1{,}234} of 3", "1234", LOOSE),
+    (r"\boxed{1\,234} of 3", "1234", LOOSE),
+    (r"\boxed{18\%}. 3", "18", LOOSE),
+    (r"\boxed{- 18} of 3", "-18", LOOSE),
+    (r"\boxed{x = -18} of 3", "-18", LOOSE),
+    (r"\boxed{x = - 18} of 3", "-18", LOOSE),
+    (r"\boxed{20-2} of 18", "18", NOTHING),
+    (r"\boxed{3,5} of 5", "5", NOTHING),
+    (r"\boxed{\frac{36}{2}} of 2", "2", NOTHING),
+    (r"\boxed{1\frac{1}{2}}", "1", NOTHING),
+    (r"\boxed{3} of \boxed{18", "3", LOOSE),
+    (r"so \boxed{18", "18", LOOSE),
+    # what is thought is no answer
+    ("<think>#### 5</think>#### 18", "18", RIGHT),
+    ("<think>#### 5</think>#### 18", "5", WRONG),
+    (r"<think>\boxed{5}</think> It is 18.", "18", LOOSE),
+    ("<think>\nUser: how many?\nQuestion: 9*2\n</think>\n#### 18", "18", RIGHT),
+    ("#### 5</think>\n#### 18", "18", RIGHT),
+    ("<think>a<think>#### 3</think>#### 5</think>#### 18", "18", RIGHT),
+    ("<think>5</think>#### 18<think>6</think>", "18", RIGHT),
+    ("<THINK>#### 5</THINK><reasoning>#### 6</reasoning>#### 18", "18", RIGHT),
+    ("<thinking>#### 5</thinking>#### 18", "18", RIGHT),
+    ("<think>#### 18", "18", NOTHING),
+    ("#### 18\n<think>#### 5", "18", RIGHT),
+    ("1<think></think>8", "18", WRONG),
     ("#### 18" + "!" * 300, "18", RIGHT),
     # a run-on second question is not an answer
     ("#### 18\nQuestion: Ana has 7 pens", "18", RIGHT),
     ("#### 18\n\nQuestion 2: Ana has 7 pens", "18", RIGHT),
     ("#### 18\r\nQuestion: Ana has 7 pens\r\nAnswer: 7\r\n#### 7", "18", RIGHT),
     ("I do not know.\nQuestion: Ana has 18 pens\nAnswer: #### 18", "18", NOTHING),
+    ("It is 18.\nHuman: 7?", "18", LOOSE),
+    ("It is 18.\nUser: 7?\nAssistant: #### 7", "18", LOOSE),
+    ("It is 18.\n\nAssistant: 7", "18", LOOSE),
+    ("It is 18.\nQ: 7?", "18", LOOSE),
+    ("It is 18.\n  **Question 2:** 7?", "18", LOOSE),
+    ("It is 18.\n### Question\n7?", "18", LOOSE),
+    ("It is 18.\n### Instruction:\n7?", "18", LOOSE),
+    ("It is 18.\nuser\n7?", "18", LOOSE),
+    ("It is 18.<|im_end|>\n7", "18", LOOSE),
+    ("#### 18<|im_start|>user\n7", "18", RIGHT),
+    ("It is 18. [INST] 7? [/INST]", "18", LOOSE),
+    ("It is 18.<start_of_turn>user 7?", "18", LOOSE),
+    # but these words elsewhere do not end it
+    ("Question: how many?\nAnswer: #### 18", "18", RIGHT),
+    ("To answer the Question: 9*2\n#### 18", "18", RIGHT),
+    ("5 humans.\nQuestions are asked.\nUsers: 3.\n#### 18", "18", RIGHT),
+    ("|5| < |18|", "18", LOOSE),
     # minus signs
     ("#### -18", "-18", RIGHT),
     ("#### -18", "18", WRONG),
@@ -74,6 +145,21 @@ TABLE = [
     ("#### \u221218", "-18", RIGHT),
     ("#### -$18", "-18", RIGHT),
     ("#### $-18", "-18", RIGHT),
+    ("#### - 18", "-18", RIGHT),
+    ("#### - 18", "18", WRONG),
+    ("#### \u2212 18", "-18", RIGHT),
+    ("#### - $18", "-18", RIGHT),
+    ("#### -$ 18", "-18", RIGHT),
+    ("#### - **18**", "-18", RIGHT),
+    (r"#### $-\boxed{18}$", "-18", RIGHT),
+    (r"#### \boxed{- 18}", "-18", RIGHT),
+    (r"#### - \boxed{18}", "-18", RIGHT),
+    (r"x = -\boxed{18} of 3", "-18", LOOSE),
+    (r"20 - \boxed{18} is 2", "18", LOOSE),
+    ("#### --18", "-18", WRONG),
+    ("So x = - 18", "-18", LOOSE),
+    ("#### -1e9999999", "18", WRONG),
+    ("#### -" + "123456789" * 5, "-" + "123456789" * 5, RIGHT),
     ("The temperature is -18", "-18", LOOSE),
     ("20-2=18", "18", LOOSE),
     ("So 20-18", "18", LOOSE),
@@ -95,6 +181,31 @@ TABLE = [
     ("#### 3,5", "3", WRONG),
     ("#### 3,5", "35", WRONG),
     ("#### 10:30", "10", WRONG),
+    ("#### 3, 5", "3", WRONG),
+    ("#### 18 5", "18", WRONG),
+    ("#### 1 1/2", "1", NOTHING),
+    ("#### 1 1/2", "2", NOTHING),
+    ("#### 1 1/2", "1.5", NOTHING),
+    ("#### 1 1/2-inch", "1", NOTHING),
+    ("#### 1-1/2", "1", NOTHING),
+    ("#### 1 \u2044 2", "1", NOTHING),
+    ("#### 1\u00bd", "1", NOTHING),
+    ("#### 1 \u00bd", "1", NOTHING),
+    ("#### 1 and 1/2", "1", NOTHING),
+    ("#### 1 and a half", "1", NOTHING),
+    (r"#### 1\frac{1}{2}", "1", NOTHING),
+    (r"#### \frac{36}{18}", "18", NOTHING),
+    (r"#### 2\times 9", "2", WRONG),
+    ("#### 2\u00b2", "2", NOTHING),
+    ("1\u00bd cups", "1", NOTHING),
+    ("1 and a half", "1", NOTHING),
+    ("1 / 2", "2", NOTHING),
+    # digits that belong to a unit; a placeholder's brackets
+    ("#### 18 2-liter bottles", "18", RIGHT),
+    ("#### 18 5th graders", "18", RIGHT),
+    ("#### <18>", "18", RIGHT),
+    ("#### `18`", "18", RIGHT),
+    ("#### < 18", "18", LOOSE),
     ("#### 1_8", "18", WRONG),
     ("#### 1.2.3", "1.2", WRONG),
     ("#### 180", "18", WRONG),
@@ -166,6 +277,15 @@ PIECES = [
     "{,}",
     "\n",
     "\nQuestion:",
+    "\nUser:",
+    " 000",
+    "boxed{",
+    "}",
+    "½",
+    " and a half",
+    "<think>",
+    "</think>",
+    "<|im_start|>",
 ]
 HOSTILE = st.one_of(st.text(max_size=200), st.lists(st.sampled_from(PIECES), max_size=30).map("".join))
 
@@ -175,6 +295,22 @@ HOSTILE = st.one_of(st.text(max_size=200), st.lists(st.sampled_from(PIECES), max
 def test_never_raises(completion: str) -> None:
     result = verdict(completion, "18")
     assert result.parsed or not (result.strict or result.flexible)
+
+
+@settings(max_examples=300, deadline=None)
+@given(HOSTILE)
+def test_flexible_is_strict_where_nothing_is_boxed(completion: str) -> None:
+    strict = strict_number(completion)
+    assert "box" in completion or strict is None or flexible_number(completion) == strict
+
+
+@pytest.mark.parametrize("text", ["It is 18.", "#### 18", r"\boxed{18}"])
+def test_a_stop_string_cuts_no_right_answer(text: str) -> None:
+    """What follows a task's stop string is run on by the parser's rules too: a stop changes no verdict."""
+    stops = {stop for path in TASKS.glob("*.yaml") for stop in yaml.safe_load(path.read_text(encoding="utf-8"))["stop"]}
+    assert len(stops) >= 4
+    for stop in stops:
+        assert verdict(f"{text}{stop} 7\n#### 7", "18") == verdict(text, "18"), stop
 
 
 def grouped(value: Decimal) -> str:
@@ -196,12 +332,15 @@ def test_every_plain_number_is_read_back(whole: int, cents: int, template: str) 
 
 HOSTILE_REPEATS = [
     "#", "#### ", ",", "9", "1,", "1,00", "-", "$", "5 ", "\n", " ", "1.1", "1e", "{,}", "\nQuestion", "####1", "Rs.",
-    "boxed", "5 -", "US", "1/", "\u202f", "####$", "e1", "٣",
+    "boxed", "5 -", "US", "1/", "\u202f", "####$", "e1", "٣", "boxed{", "boxed{1", "boxed{1}", "boxed ", "{", "}",
+    "<think>", "</think>", "<think>1</think>", "<|", "<|a", "\nUser", "\n  ", "\n**", "\nQuestion 1", " 000", "<1",
+    "####<1", "#### -", " and ", "= - ", "#### 1 1",
 ]  # fmt: skip
+ENDS = [("", ""), ("#### ", ""), ("", "5"), ("#### 1,00", ",0x"), ("#### 1", "x"), (r"\boxed{", "}")]
 
 
 @pytest.mark.parametrize("piece", HOSTILE_REPEATS)
-@pytest.mark.parametrize(("before", "after"), [("", ""), ("#### ", ""), ("", "5"), ("#### 1,00", ",0x")])
+@pytest.mark.parametrize(("before", "after"), ENDS)
 def test_long_hostile_text_takes_linear_time(piece: str, before: str, after: str) -> None:
     """100,000 characters; a quadratic scan would take minutes, the linear one takes milliseconds."""
     text = before + piece * (100_000 // len(piece)) + after

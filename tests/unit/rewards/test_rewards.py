@@ -10,7 +10,7 @@ PROBLEM = Problem(id="p", question="9*2?", answer="18")
 
 @pytest.mark.parametrize(
     ("completion", "strict_reward", "flexible_reward"),
-    [("#### 18", 1.0, 1.0), ("It is 18", 0.0, 1.0), ("#### 18 or 19", 1.0, 0.0), ("#### 19", 0.0, 0.0), ("", 0.0, 0.0)],
+    [("#### 18", 1, 1), ("It is 18", 0, 1), (r"#### 18, \boxed{19}", 1, 0), ("#### 19", 0, 0), ("", 0, 0)],
 )
 def test_exact_match(completion: str, strict_reward: float, flexible_reward: float) -> None:
     for seed in (0, 1):

@@ -101,6 +101,16 @@ def test_the_budget_is_in_the_name() -> None:
     assert display_names([config(R=2)] * 2, sweep) == ["R=2 seed=0 budget=prompts", "R=2 seed=0 budget=rollouts"]
 
 
+def test_a_prompt_counts_where_the_model_sees_it() -> None:
+    chat = {"model__chat_template": True}
+    assert identity(config(task__chat_prompt="Solve: {question}")) == identity(config())
+    assert config(task__chat_prompt="Solve: {question}").prompt_key == config(**chat).prompt_key == "prompt"
+    own = config(**chat, task__chat_prompt="Solve: {question}")
+    assert own.prompt_key == "chat_prompt"
+    assert len({identity(c) for c in (config(**chat), config(**chat, task__prompt="{question}?"), own)}) == 3
+    assert identity(config(**chat, task__chat_prompt="Solve: {question}", task__prompt="{question}?")) == identity(own)
+
+
 def test_listed_keys_exist() -> None:
     keys = flatten(to_mapping(config()))
     for name in IRRELEVANT:

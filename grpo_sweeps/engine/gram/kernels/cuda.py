@@ -8,15 +8,22 @@ from __future__ import annotations
 import ctypes
 import functools
 import glob
+import hashlib
+import logging
 import os
 import sys
+import tempfile
 from collections.abc import Sequence
 from importlib import resources
+from pathlib import Path
 from typing import Any
 
 import torch
 
+log = logging.getLogger(__name__)
+
 SOURCES = resources.files("grpo_sweeps.engine.gram.kernels")
+DIGEST_BYTES = 32  # SHA-256
 MAX_DYNAMIC_SHARED = 8  # CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
 
 
@@ -84,6 +91,41 @@ def compile_source(source: str, headers: Sequence[str], options: Sequence[str]) 
         return _text(library.nvrtcGetCUBINSize, library.nvrtcGetCUBIN, program), text
     finally:
         library.nvrtcDestroyProgram(ctypes.byref(program))
+
+
+def cached_binary(source: str, headers: Sequence[str], options: Sequence[str]) -> bytes:
+    """The cubin of `compile_source`, kept in the user's cache folder: a variant takes seconds to compile.
+
+    It is found again by what it was made of (sources, options, compiler), and taken only with its own digest before
+    it. A folder that cannot be written costs the time alone. Raises CudaError with the compiler's log.
+    """
+    version = (ctypes.c_int(), ctypes.c_int())
+    nvrtc().nvrtcVersion(ctypes.byref(version[0]), ctypes.byref(version[1]))
+    key = hashlib.sha256(repr((version[0].value, version[1].value, list(options))).encode())
+    for name in (source, *headers):
+        key.update(SOURCES.joinpath(name).read_bytes())
+    path = cache_folder() / f"{key.hexdigest()}.cubin"
+    try:
+        kept = path.read_bytes()
+        if hashlib.sha256(kept[DIGEST_BYTES:]).digest() == kept[:DIGEST_BYTES]:
+            return kept[DIGEST_BYTES:]
+    except OSError:
+        pass  # not there yet
+    cubin = compile_source(source, headers, options)[0]
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with tempfile.NamedTemporaryFile(dir=path.parent, delete=False) as file:
+            file.write(hashlib.sha256(cubin).digest() + cubin)
+        os.replace(file.name, path)
+    except OSError as error:
+        log.info("the compiled kernel is not kept in %s: %s", path.parent, error)
+    return cubin
+
+
+def cache_folder() -> Path:
+    """XDG_CACHE_HOME/grpo_sweeps/kernels, by default in ~/.cache."""
+    base = os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")
+    return Path(base) / "grpo_sweeps" / "kernels"
 
 
 def _text(size_of: Any, get: Any, program: ctypes.c_void_p) -> bytes:

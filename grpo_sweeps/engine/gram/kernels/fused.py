@@ -8,13 +8,16 @@ from __future__ import annotations
 
 import ctypes
 import functools
+import itertools
 import struct
 import threading
+from collections.abc import Sequence
+from concurrent.futures import Future
 
 import torch
 from torch import Tensor
 
-from grpo_sweeps.engine.gram.kernels.cuda import Kernel, check, compile_source, driver
+from grpo_sweeps.engine.gram.kernels.cuda import Kernel, cached_binary, check, driver
 from grpo_sweeps.engine.gram.kernels.launch import check_trial, multiprocessors
 from grpo_sweeps.engine.gram.partials import SlotPlan
 
@@ -27,6 +30,7 @@ ARGUMENTS = struct.Struct("QQQQiiiii")
 MAP_TYPES = {torch.bfloat16: 9, torch.float16: 6}  # CU_TENSOR_MAP_DATA_TYPE_*
 BOX = (64, 32, 1)  # elements, tokens, rows of one bulk copy
 MAX_MAPS = 4096
+COMPILERS = 4  # variants compiled at once, 2 to 3 s each
 
 
 def options(R: int, dtype: torch.dtype, first: bool, read_total: bool, write_total: bool) -> list[str]:
@@ -36,9 +40,38 @@ def options(R: int, dtype: torch.dtype, first: bool, read_total: bool, write_tot
     return ["-arch=sm_90a", "-std=c++17", *[f"-D{name}={int(value)}" for name, value in values.items()]]
 
 
-@functools.cache
+_compiled: dict[tuple[str, ...], Future[bytes]] = {}
+_lock, _compilers = threading.Lock(), threading.Semaphore(COMPILERS)
+
+
+def compiling(chosen: tuple[str, ...]) -> Future[bytes]:
+    """The compiled variant, or what will become it: NVRTC works beside the interpreter, whose end does not wait."""
+    with _lock:
+        if chosen not in _compiled:
+            _compiled[chosen] = Future()
+            threading.Thread(target=_compile, args=(chosen, _compiled[chosen]), daemon=True).start()
+        return _compiled[chosen]
+
+
+def _compile(chosen: tuple[str, ...], future: Future[bytes]) -> None:
+    try:
+        with _compilers:
+            future.set_result(cached_binary("fused.cu", ["hopper.cuh"], chosen))
+    except BaseException as error:  # raised where the result is asked for
+        future.set_exception(error)
+
+
 def binary(chosen: tuple[str, ...]) -> bytes:
-    return compile_source("fused.cu", ["hopper.cuh"], chosen)[0]
+    """A compiled variant. Raises CudaError with the compiler's log."""
+    return compiling(chosen).result()
+
+
+def begin(groups: Sequence[tuple[int, int]], dtype: torch.dtype) -> None:
+    """Begin to compile, in the background, what blocks launch that hold so many groups of so many rows: (R, groups)."""
+    for R, count in groups:
+        several = [(False, True), (True, True), (True, False)] if count > 1 else []
+        for first, (read, write) in itertools.product((True, False), [(False, False), *several]):
+            compiling(tuple(options(R, dtype, first, read, write)))
 
 
 class Variant:
@@ -86,31 +119,46 @@ def in_order(rows_BTw: Tensor) -> Tensor:
     return rows_BTw.clone(memory_format=torch.contiguous_format)  # a plain clone keeps the order of a transposed view
 
 
-def add_product(
-    y_BTo: Tensor, x_BTi: Tensor, weights_B: Tensor, grad_oi: Tensor, total: Tensor | None, slots: Tensor,
-    plan: SlotPlan, first: bool,
-) -> None:  # fmt: skip
+class Product:
     """Products and weighted sum of y_b' x_b over the rows b, as `onepass.add_block` makes them of a written block.
 
-    grad_oi: contiguous, on 16 bytes; total: (o i,) float32, needed for several units; widths: multiples of 8.
+    y_BTo, x_BTi: of one half type; first: the slots are written, not added to. Everything that can refuse a shape does
+    so here, before anything is launched. Raises ValueError for a shape that bulk copies cannot take, CudaError where
+    the compiler or the driver refuses one.
     """
-    y_BTo, x_BTi = in_order(y_BTo), in_order(x_BTi)
-    _, T, o = y_BTo.shape
-    i, device, dtype = x_BTi.shape[2], y_BTo.device, y_BTo.dtype
-    y, x, weights, column_bytes = y_BTo.data_ptr(), x_BTi.data_ptr(), weights_B.data_ptr(), slots.element_size()
-    stream = torch._C._cuda_getCurrentRawStream(device.index)
-    last = len(plan.launches) - 1
-    for index, part in enumerate(plan.launches):
-        low, R = part.a.start, part.a.stop - part.a.start
-        one = variant(device, R, dtype, first, index > 0, index < last)
-        with one.lock:
-            one.parameters[0] = tensor_map(y + 2 * low * T * o, R, T, o, dtype)[0]
-            one.parameters[1] = tensor_map(x + 2 * low * T * i, R, T, i, dtype)[0]
-            ARGUMENTS.pack_into(
-                one.buffer, 0, weights + 4 * low, grad_oi.data_ptr(), 0 if total is None else total.data_ptr(),
-                slots.data_ptr() + column_bytes * part.column, T, o, i, slots.stride(0), part.width,
-            )  # fmt: skip
-            one.kernel.launch(slots.shape[0], THREADS, stream, ctypes.addressof(one.parameters))
+
+    def __init__(self, y_BTo: Tensor, x_BTi: Tensor, plan: SlotPlan, first: bool) -> None:
+        self.y, self.x, self.plan = in_order(y_BTo), in_order(x_BTi), plan
+        _, self.T, self.o = y_BTo.shape
+        self.i = x_BTi.shape[2]
+        if not self.T:
+            raise ValueError("there are no tokens")
+        if self.o % 8 or self.i % 8:
+            raise ValueError("a width is no multiple of 8")
+        units, last = [(part.a.start, part.a.stop - part.a.start) for part in plan.launches], len(plan.launches) - 1
+        self.maps = [self._maps(low, R) for low, R in units]
+        self.variants = [
+            variant(self.y.device, R, self.y.dtype, first, index > 0, index < last)
+            for index, (_, R) in enumerate(units)
+        ]
+
+    def _maps(self, low: int, R: int) -> tuple[tuple[int, object], tuple[int, object]]:
+        y, x, T, dtype = self.y.data_ptr(), self.x.data_ptr(), self.T, self.y.dtype
+        y_map = tensor_map(y + 2 * low * T * self.o, R, T, self.o, dtype)
+        return y_map, tensor_map(x + 2 * low * T * self.i, R, T, self.i, dtype)
+
+    def add(self, weights_B: Tensor, grad_oi: Tensor, total: Tensor | None, slots: Tensor) -> None:
+        """grad_oi: contiguous, on 16 bytes; total: (o i,) float32, needed for several units."""
+        column_bytes, stream = slots.element_size(), torch._C._cuda_getCurrentRawStream(self.y.device.index)
+        for part, maps, one in zip(self.plan.launches, self.maps, self.variants, strict=True):
+            with one.lock:
+                one.parameters[0], one.parameters[1] = maps[0][0], maps[1][0]
+                ARGUMENTS.pack_into(
+                    one.buffer, 0, weights_B.data_ptr() + 4 * part.a.start, grad_oi.data_ptr(),
+                    0 if total is None else total.data_ptr(), slots.data_ptr() + column_bytes * part.column,
+                    self.T, self.o, self.i, slots.stride(0), part.width,
+                )  # fmt: skip
+                one.kernel.launch(slots.shape[0], THREADS, stream, ctypes.addressof(one.parameters))
 
 
 def trial() -> None:
@@ -118,5 +166,5 @@ def trial() -> None:
     y, x = (torch.randn(2, 37, 136, device="cuda").bfloat16() for _ in range(2))
     plan, weights = SlotPlan.build([slice(0, 2)]), torch.tensor([1.0, -2.0], device="cuda")
     grad, slots = y.new_empty(136, 136), plan.slots(programs(y.device), y.device)
-    add_product(y, x, weights, grad, None, slots, plan, first=True)
+    Product(y, x, plan, first=True).add(weights, grad, None, slots)
     check_trial(y.transpose(1, 2) @ x, weights, grad, slots)

@@ -36,7 +36,8 @@ def norm_rows(
         grad = tl.load(gy + b * gy_stride_b + t * gy_stride_t + column, mask=inside, other=0.0).to(tl.float32)
         if CENTRED:
             value = tl.where(inside, value - tl.sum(value, 1, keep_dims=True) / H, 0.0)
-        scale = 1 / tl.sqrt(tl.sum(value * value, 1, keep_dims=True) / H + eps)
+        # A token beyond the last has no size: with an eps of 0 its scale would be infinite.
+        scale = tl.where(t < last, 1 / tl.sqrt(tl.sum(value * value, 1, keep_dims=True) / H + eps), 0.0)
         total += tl.sum(grad * value * scale, 0)
         if BIAS:
             bias += tl.sum(grad, 0)

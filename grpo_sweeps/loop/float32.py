@@ -1,0 +1,109 @@
+"""How far a half-type model's spectra are from those of the same weights in float32, on a few groups.
+
+A measurement of its own: it says what the training dtype does to effective rank, participation ratio and top-1
+fraction, and changes none of them. Both Grams are of the same rollouts. Single entries of K differ by far more than
+the spectra do, so that no bound on the entries can stand in for this.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Sequence
+from dataclasses import replace
+
+import numpy as np
+import torch
+
+from grpo_sweeps import spectra
+from grpo_sweeps.engine.gram import GradientGram
+from grpo_sweeps.engine.gram.verify import set_aside
+from grpo_sweeps.engine.sampler import Rollout
+from grpo_sweeps.engine.widened import in_float32
+from grpo_sweeps.intervals import mean_interval
+from grpo_sweeps.loop.measured import measured_block
+from grpo_sweeps.loop.scoring import token_log_probs
+from grpo_sweeps.loop.setup import Setup, micro_batch_rows
+from grpo_sweeps.loop.verification import LARGE_MODEL
+
+QUANTITIES = {
+    "effective_rank": spectra.effective_rank,
+    "participation_ratio": spectra.participation_ratio,
+    "top1_fraction": spectra.top1_fraction,
+}
+ROWS_AT_ONCE = 8  # activations in float32 take twice the room
+FEW_GROUPS = 2  # of a large model
+
+
+def against_float32(
+    setup: Setup, groups: Sequence[Sequence[Rollout]], weights: Sequence[np.ndarray]
+) -> dict[str, float]:  # fmt: skip
+    """`float32/...` metrics: relative differences of the training dtype's spectra from float32's.
+
+    groups: the rollouts of each group; weights: (R,) each; a group whose weights are all zero is taken with those of
+    k = 1 .. R-1 right rollouts. For each quantity the mean difference over groups, its 95% interval and the largest
+    absolute one; `float32/entry` the mean over groups of the largest difference of K_ij over sqrt(K_ii K_jj). Empty
+    for a model in float32 or wider, and, said in the log, where the memory is too small.
+    """
+    model = setup.policy.model
+    if not groups or all(p.dtype not in (torch.bfloat16, torch.float16) for p in model.parameters()):
+        return {}
+    if sum(p.numel() for p in model.parameters()) >= LARGE_MODEL:
+        groups, weights = groups[:FEW_GROUPS], weights[:FEW_GROUPS]
+    setup.say(f"comparing the spectra of {len(groups)} groups with those in float32")
+    parameters = [p for p in model.parameters() if p.requires_grad]
+    try:
+        with set_aside(parameters):
+            own = _grams(setup, groups)
+            with in_float32(model):
+                wide = _grams(setup, groups)
+    except torch.OutOfMemoryError:
+        setup.say("the memory is too small for the weights in float32: the dtype is not compared")
+        return {}
+    return _metrics(own, wide, [_weights_of(w) for w in weights])
+
+
+def _grams(setup: Setup, groups: Sequence[Sequence[Rollout]]) -> list[np.ndarray]:
+    """(R, R) Gram of each group's scores, by a GradientGram of its own; `.grad` is empty afterwards."""
+    trainer, R = setup.config.trainer, len(groups[0])
+    rows = min(micro_batch_rows(setup.config), R, ROWS_AT_ONCE)
+    config = replace(setup.config, trainer=replace(trainer, micro_batch=rows))
+    own = replace(setup, config=config, gram=GradientGram(setup.policy.model))
+    found = []
+    for rollouts in groups:
+        scores = functools.partial(_row_sums, own, rollouts)
+        m, _ = measured_block(own, torch.ones(R), scores, check=True)
+        found.append(m.matrices()[0].numpy())
+        for parameter in setup.policy.model.parameters():
+            parameter.grad = None
+    return found
+
+
+def _row_sums(setup: Setup, rollouts: Sequence[Rollout], rows: slice) -> torch.Tensor:
+    return token_log_probs(setup, rollouts[rows])[0].sum(dim=1)
+
+
+def _weights_of(weights_R: np.ndarray) -> np.ndarray:
+    """(S, R): the group's own weights, or those of k = 1 .. R-1 right rollouts where it has none."""
+    if weights_R.any():
+        return weights_R[None]
+    R = len(weights_R)
+    right = np.arange(R)[None] < np.arange(1, R)[:, None]
+    return right - right.mean(axis=1, keepdims=True)
+
+
+def _metrics(
+    own: Sequence[np.ndarray], wide: Sequence[np.ndarray], weights: Sequence[np.ndarray]
+) -> dict[str, float]:  # fmt: skip
+    metrics = {"float32/groups": float(len(own))}
+    for name, quantity in QUANTITIES.items():
+        differences = []
+        for K, exact, w_SR in zip(own, wide, weights, strict=True):
+            ours, theirs = (np.asarray(quantity(spectra.singular_values(gram, w_SR))) for gram in (K, exact))
+            differences.append(ours / theirs - 1)
+        interval = mean_interval([d.mean() for d in differences])
+        largest = float(max(np.abs(d).max() for d in differences))
+        metrics |= {f"float32/{name}": interval.mean, f"float32/{name}_largest": largest}
+        if interval.known:
+            metrics |= {f"float32/{name}_low": interval.low, f"float32/{name}_high": interval.high}
+    entries = [np.abs(a - b) / np.sqrt(np.outer(b.diagonal(), b.diagonal())) for a, b in zip(own, wide, strict=True)]
+    return metrics | {"float32/entry": float(np.mean([e.max() for e in entries]))}

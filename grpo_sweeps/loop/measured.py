@@ -1,0 +1,79 @@
+"""Forward and backward of whole groups in a measured block, and what is read of it group by group."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from grpo_sweeps.engine.gram import LargeGroup, Measurement
+from grpo_sweeps.loop.scoring import micro_batches
+from grpo_sweeps.loop.setup import Setup, micro_batch_rows
+
+
+@dataclass(frozen=True)
+class Measured:
+    """What one group's backward gave: log-probability sums (R,), and where measured its Gram, floor and parts."""
+
+    logprob_sums: np.ndarray
+    gram: np.ndarray | None = None
+    floor: float = 0.0
+    gram_by: dict[str, np.ndarray] | None = None
+
+
+def due(step: int, every: int) -> bool:
+    return bool(every) and step % every == 0
+
+
+def measured_block(
+    setup: Setup, weights: Tensor, row_scalars: Callable[[slice], Tensor], check: bool
+) -> tuple[Measurement, Tensor]:
+    """Forward and backward of whole groups, or of one in parts; row_scalars: (B,), each from its own row alone.
+
+    Returns:
+        The measurement, and the rows' scalars.
+    """
+    assert setup.gram is not None
+    R = setup.config.R
+    m: Measurement
+    if micro_batch_rows(setup.config) < R:
+        m, scalars = _measure_in_parts(setup, weights, row_scalars)
+    else:
+        groups = len(weights) // R
+        cross_groups = check and groups > 1
+        with setup.gram.measure(group_sizes=[R] * groups, weights=weights, cross_groups=cross_groups) as m:
+            scalars = row_scalars(slice(0, len(weights)))
+            scalars.sum().backward()
+    if check:
+        m.check()
+    return m, scalars.detach()
+
+
+def read_block(setup: Setup, m: Measurement, sums: Tensor) -> list[Measured]:
+    """What was measured, group by group; sums: the rows' log-probabilities."""
+    by = setup.config.analysis.by
+    sums_GR = sums.double().cpu().numpy().reshape(-1, setup.config.R)
+    parts = {} if by == "whole" else m.matrices(by="layer" if by == "layer" else "parameter")
+    floor = m.floor if setup.precision.floor is None else setup.precision.floor
+    return [
+        Measured(sums_GR[j], gram.cpu().numpy(), floor, {name: grams[j].cpu().numpy() for name, grams in parts.items()})
+        for j, gram in enumerate(m.matrices())
+    ]
+
+
+def _measure_in_parts(
+    setup: Setup, weights: Tensor, row_scalars: Callable[[slice], Tensor]
+) -> tuple[LargeGroup, Tensor]:  # fmt: skip
+    """One group that is larger than a micro-batch, and its rows' scalars."""
+    assert setup.gram is not None
+    found = []
+    with setup.gram.measure_group(len(weights), weights) as group:
+        for rows in micro_batches(setup, len(weights)):
+            with group.part(rows.stop - rows.start):
+                scalars = row_scalars(rows)
+                scalars.sum().backward()
+            found.append(scalars.detach())
+    return group, torch.cat(found)

@@ -1,0 +1,46 @@
+"""What a run makes sure of before its first update, on a small block: the Gram is that of the gradients it applies."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+from torch import Tensor
+
+from grpo_sweeps.engine.gram import measured_floor, verify_against_autograd
+from grpo_sweeps.engine.sampler import Rollout
+from grpo_sweeps.loop.scoring import token_log_probs
+from grpo_sweeps.loop.setup import VERIFIED_ROWS, Setup, micro_batch_rows
+
+TOKENS = 128  # of a row of the block that is verified
+LARGE_MODEL = 10**9  # trainable parameters from which on two rows' gradients are held at once, not four
+
+
+def verify(setup: Setup, rollouts: Sequence[Rollout]) -> None:
+    """Compare the measured gradient with ordinary autograd and K with separate backwards; set the Gram's floor.
+
+    The rows are the first rollouts, cut to TOKENS: a few of each text verify every parameter. Raises GramCheckError.
+    """
+    assert setup.gram is not None
+    rows = min(verified_rows(setup), setup.config.R, micro_batch_rows(setup.config))
+    setup.say(f"verifying the Gram of {rows} rows against separate backwards")
+    pieces = [piece(rollout) for rollout in rollouts[:rows]]
+
+    def row_sums() -> Tensor:
+        return token_log_probs(setup, pieces)[0].sum(dim=1)
+
+    model = setup.policy.model
+    verify_against_autograd(model, setup.gram, row_sums, [rows])
+    setup.precision.floor = measured_floor(model, setup.gram, row_sums, [rows])
+
+
+def verified_rows(setup: Setup) -> int:
+    size = sum(p.numel() for p in setup.policy.model.parameters() if p.requires_grad)
+    return VERIFIED_ROWS if size < LARGE_MODEL else VERIFIED_ROWS // 2
+
+
+def piece(rollout: Rollout, tokens: int = TOKENS) -> Rollout:
+    """At most `tokens` tokens of a rollout: the end of its prompt, then the beginning of its completion."""
+    completion = rollout.completion_ids[: max(tokens // 2, tokens - len(rollout.prompt_ids))]
+    prompt = rollout.prompt_ids[-max(1, tokens - len(completion)) :]
+    return replace(rollout, prompt_ids=prompt, completion_ids=completion, logprobs=rollout.logprobs[: len(completion)])
