@@ -100,7 +100,7 @@ def run_here(words: Sequence[str], folder: Path) -> Path:
     seen: list[Setup] = []
     with pytest.MonkeyPatch.context() as patch:
         inner = train_module.prepare
-        patch.setattr(train_module, "prepare", lambda config: seen.append(inner(config)) or seen[0])
+        patch.setattr(train_module, "prepare", lambda *args: seen.append(inner(*args)) or seen[0])
         result = execute(to_mapping(config), folder)
     assert result.ok, result.error
     (setup,) = seen
