@@ -19,7 +19,6 @@ from torch import Tensor, nn
 
 from grpo_sweeps.benchmarks.shape_draws import NORMS, Shape
 from grpo_sweeps.engine.gram import GradientGram
-from grpo_sweeps.engine.gram.forms import choose_form
 from grpo_sweeps.engine.gram.measurement import Measurement
 from grpo_sweeps.engine.gram.norm import takes_norm_kernel
 from grpo_sweeps.engine.head import block_logits, head_log_probs, vocabulary_blocks
@@ -52,7 +51,7 @@ class Case:
         scale = torch.exp(self.normal(B, dtype=torch.float32))[:, None]
         self.scale_BT = torch.where(self.real_BT, scale, 0.0)
         self.weights_B = self.normal(B, dtype=torch.float64)
-        self.first = nn.Linear(1, 1, device=device, dtype=dtype) if shape.led else None
+        self.first = nn.Embedding(1, 1, device=device, dtype=dtype) if shape.led else None
         self.part = self.build()
 
     def normal(self, *size: int, dtype: torch.dtype | None = None) -> Tensor:
@@ -68,7 +67,7 @@ class Case:
         """x, from an earlier measured module where the shape says so."""
         if self.first is None:
             return x
-        return x + 0 * self.first(x.new_ones(len(x), 1, 1))
+        return x + 0 * self.first(torch.zeros(len(x), 1, dtype=torch.long, device=self.device))
 
     def build(self) -> nn.Module:
         raise NotImplementedError
@@ -82,6 +81,7 @@ class Case:
         raise NotImplementedError
 
     def path(self) -> str:
+        """What measured it, where that is none of the forms of a linear weight."""
         raise NotImplementedError
 
     def has_logits(self) -> bool:
@@ -118,11 +118,6 @@ class LinearCase(Case):
         right = right.double()
         for chunk in self.chunks(left.shape[2], right.shape[2]):
             yield chunk, left[:, :, chunk].double().transpose(1, 2) @ right
-
-    def path(self) -> str:
-        shape = self.shape
-        o, i = (shape.i, shape.o) if shape.entry == "conv1d" else (shape.o, shape.i)
-        return choose_form(shape.form, shape.T, o, i, shape.largest_unit, self.dtype, self.device)  # type: ignore[arg-type]
 
 
 class NormCase(Case):
@@ -234,10 +229,7 @@ class WordsCase(Case):
         return out.view(B, n, H)
 
     def path(self) -> str:
-        shape = self.shape
-        if shape.entry == "embedding":
-            return "scatter"
-        return choose_form("auto", shape.T, shape.o, shape.i, shape.largest_unit, self.dtype, self.device, whole=False)
+        return "scatter"
 
 
 class LogitGradients:
@@ -278,8 +270,11 @@ def case_of(shape: Shape, dtype: torch.dtype, device: torch.device, seed: int) -
     return kind(shape, dtype, device, seed)
 
 
-def errors_of(case: Case) -> Errors:
-    """Measure the shape as training does, and compare every parameter. Raises whatever the engine raises."""
+def errors_of(case: Case) -> tuple[Errors, str]:
+    """Measure the shape as training does, and compare every parameter: the worst, and the path that was taken.
+
+    Raises whatever the engine raises.
+    """
     shape = case.shape
     model = nn.ModuleDict({"part": case.part})
     if case.first is not None:
@@ -298,7 +293,8 @@ def errors_of(case: Case) -> Errors:
         if case.has_logits():
             wide, _ = compare(case, m, f"part.{name}", parameter, case.rows(short, wide=True))
         found.append(Errors(gram_error / eps, gradient / eps, wide / eps))
-    return Errors(*(max(getattr(e, key) for e in found) for key in ("gram", "gradient", "wide")))
+    worst = Errors(*(max(getattr(e, key) for e in found) for key in ("gram", "gradient", "wide")))
+    return worst, "+".join(gram.forms_taken) or case.path()
 
 
 def compare(case: Case, m: Measurement, name: str, parameter: nn.Parameter, rows: Rows) -> tuple[float, float]:

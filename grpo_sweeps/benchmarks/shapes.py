@@ -27,7 +27,7 @@ from grpo_sweeps.benchmarks.setup import (
 )
 from grpo_sweeps.benchmarks.shape_cases import case_of, errors_of
 from grpo_sweeps.benchmarks.shape_draws import FORCED, LAYOUTS, draw
-from grpo_sweeps.engine.gram.forms import kernels
+from grpo_sweeps.engine.gram.forms import MAX_FUSED_ROWS, kernels
 from grpo_sweeps.engine.gram.layout import HALF_TYPES
 from grpo_sweeps.types import ConfigError
 
@@ -91,13 +91,20 @@ def measured(options: Options, device: torch.device) -> Iterator[dict[str, Any]]
 
 
 def compile_fused(dtype: torch.dtype, device: torch.device) -> None:
-    """Every variant of the fused kernel at once, on all cores: compiled where it is met, a group waits for each."""
+    """Compile every variant of the fused kernel before the processes begin, which find them in the cache folder."""
     fused: Any = kernels("fused") if dtype in HALF_TYPES else None
     if fused is None or torch.cuda.get_device_capability(device)[0] != 9:
         return
-    sizes = sorted({size for layout in LAYOUTS for size in (*layout, sum(layout)) if size <= 8})
-    flags = [(first, read, write) for first in (True, False) for read in (False, True) for write in (False, True)]
-    variants = [tuple(fused.options(size, dtype, *flag)) for size in sizes for flag in flags]
+    launches = set()
+    for layout in LAYOUTS:
+        for units in (layout, (sum(layout),)):
+            last = len(units) - 1
+            launches |= {(size, k > 0, k < last) for k, size in enumerate(units) if max(units) <= MAX_FUSED_ROWS}
+    variants = [
+        tuple(fused.options(size, dtype, first, read, write))
+        for size, read, write in sorted(launches)
+        for first in (True, False)
+    ]
     with ThreadPoolExecutor() as pool:
         list(pool.map(fused.binary, variants))
 
@@ -116,9 +123,8 @@ def one_shape(options: Options, index: int, device: torch.device) -> dict[str, A
     result: dict[str, Any] = asdict(shape) | {"text": str(shape), "padded": min(shape.lengths) < shape.T}
     begun = time.perf_counter()
     try:
-        case = case_of(shape, dtype, device, options.seed)
-        result["path"] = case.path()
-        result |= asdict(errors_of(case))
+        errors, path = errors_of(case_of(shape, dtype, device, options.seed))
+        result |= asdict(errors) | {"path": path}
         synchronize(device)  # an error of a kernel shows here at the latest
     except Exception as error:  # whatever it is, it would have ended a run
         result["crash"] = one_line(error)
