@@ -170,7 +170,7 @@ def eigenvalues(gram_RR: ArrayLike, weights_R: ArrayLike | None = None) -> Array
     """
     gram = weighted_gram(gram_RR, weights_R)
     rows = (np.diagonal(gram, axis1=-2, axis2=-1) > 0).sum(axis=-1)
-    return first_of(np.linalg.eigvalsh(gram)[..., ::-1], rows)
+    return first_of(np.asarray(np.linalg.eigvalsh(gram)[..., ::-1], dtype=np.float64), rows)
 
 
 def first_of(eigenvalues_R: Array, rank: ArrayLike) -> Array:
@@ -277,7 +277,8 @@ def numerical_rank(gram_RR: ArrayLike, weights_R: ArrayLike | None = None, floor
 
 def rank_above(eigenvalues_R: Array, error_R: ArrayLike) -> Any:
     """Number of eigenvalues (largest first) above their errors; 1 at least where the matrix is not zero."""
-    count = np.maximum((eigenvalues_R > error_R).sum(axis=-1), eigenvalues_R[..., 0] > 0)
+    above = eigenvalues_R > np.asarray(error_R, dtype=np.float64)
+    count = np.maximum(above.sum(axis=-1), eigenvalues_R[..., 0] > 0)
     return count if np.ndim(count) else int(count)
 
 

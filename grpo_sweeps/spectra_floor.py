@@ -92,19 +92,15 @@ def energy_intervals(
     top_low = _over(first - error_R[..., 0], trace + error, 0.0)
     top_high = np.clip(_over(first + error_R[..., 0], trace - error, 1.0), 0.0, 1.0)
     top_low = np.clip(top_low, 1.0 / np.maximum(most, 1.0), None)
-    ratio_low, ratio_high = (
-        _over(trace - error, norm + error, 0.0) ** 2,
-        _over(trace + error, norm - error, np.inf) ** 2,
-    )
-    nothing = trace == 0
-    found = {
+    ratio_low = _over(trace - error, norm + error, 0.0) ** 2
+    ratio_high = _over(trace + error, norm - error, np.inf) ** 2
+    ends = {
         "top1_fraction": (top_low, np.maximum(top_low, top_high)),
         "stable_rank": (1.0 / np.maximum(top_low, top_high), 1.0 / top_low),
         "participation_ratio": (np.maximum(1.0, ratio_low), np.maximum(1.0, np.minimum(most, ratio_high))),
     }
-    return {
-        name: (np.where(nothing, np.nan, low), np.where(nothing, np.nan, high)) for name, (low, high) in found.items()
-    }
+    unknown = np.where(trace > 0, 0.0, np.nan)
+    return {name: (low + unknown, high + unknown) for name, (low, high) in ends.items()}
 
 
 def _over(numerator: Array, denominator: Array, otherwise: float) -> Array:

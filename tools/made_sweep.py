@@ -115,7 +115,7 @@ def group(rng: np.random.Generator, step: int, g: int, R: int) -> GroupRecord:
     return GroupRecord(
         step=step, group=g, prompt_id=f"p{(step * 7 + g) % 512}", R=R, rewards=tuple(rewards.tolist()),
         advantages=advantages, weights=advantages, lengths=(8,) * R, logprob_sums=(-4.0,) * R, strict=right,
-        flexible=right, rows="scores", gram=rows @ rows.T, floor=1e-7,
+        flexible=right, rows="scores", gram=rows @ rows.T, floor=1e-7, same_as=tuple(range(R)),
     )  # fmt: skip
 
 

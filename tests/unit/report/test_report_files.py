@@ -259,7 +259,7 @@ def test_groups_of_one_rollout_give_a_report(beside, write, tmp_path):
 
     def alone(g):
         one = {"rewards": (1.0,), "advantages": (1.0,), "weights": (0.25,), "lengths": (7,), "logprob_sums": (-3.0,)}
-        return dataclasses.replace(g, R=1, strict=(True,), flexible=(True,), gram=np.ones((1, 1)), **one)
+        return dataclasses.replace(g, R=1, strict=(True,), flexible=(True,), gram=np.ones((1, 1)), same_as=(0,), **one)
 
     target = {"estimator._target_": "grpo_sweeps.estimators.reinforce.reinforce"}
     write(tmp_path / "runs", "one", 2, 0, steps=2, config={"R": 1, **target}, change=alone)

@@ -6,7 +6,7 @@ import json
 import math
 import subprocess
 import sys
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, make_dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -40,6 +40,7 @@ def group(step: int, prompt: str = "p0", position: int = 0, R: int = 3, measured
         step, prompt, R, floats[0], floats[1], floats[2], tuple(range(R)), floats[3], (True,) * R, (False,) * R,
         rows="loss", gram=gram if measured else None, floor=1e-7,
         gram_by={"layer.0": gram / 3, "head": gram / 7} if measured else {}, group=position,
+        same_as=(0, 0, *range(2, R)) if position else (),
     )  # fmt: skip
 
 
@@ -195,6 +196,28 @@ def test_records_written_before_a_field_was_added_are_read_with_its_default(tmp_
     new.compact(merge=True)
     assert new.read() == [NewRecord(0, "a"), NewRecord(1, "b")]
     new.close()
+
+
+def test_groups_written_before_same_as_are_read_without_it(tmp_path: Path) -> None:
+    """A segment and a journal as an older version wrote them, and a later group behind them."""
+    expected = [group(0), group(1), group(2, position=1)]
+    names = [f.name for f in fields(GroupRecord) if f.name != "same_as"]
+    Older = make_dataclass("GroupRecord", [(f.name, f.type, f) for f in fields(GroupRecord) if f.name in names])
+    old = journal_module.Journal(tmp_path / "grams", Older, ("step", "prompt_id", "group"), ("step", "group"))
+    old.append([Older(**{name: getattr(expected[0], name) for name in names})])
+    old.compact()
+    old.append([Older(**{name: getattr(expected[1], name) for name in names})])
+    old.close()
+    assert "same_as" not in pq.read_schema(next((tmp_path / "grams").glob("*.parquet"))).names
+    with LocalRecord(tmp_path) as record:
+        record.log_groups(expected[2:])
+    assert_groups(tmp_path, expected)
+
+
+@pytest.mark.parametrize("same_as", [(0, 1), (0, 0, 1), (0, 2, 2), (-1, 1, 2), (1, 1, 2)])
+def test_positions_that_name_no_first_rollout_are_refused(tmp_path: Path, same_as: tuple[int, ...]) -> None:
+    with LocalRecord(tmp_path) as record, pytest.raises(ValueError, match=r"same_as is .* allowed are R=3 positions"):
+        record.log_groups([replace(group(0), same_as=same_as)])
 
 
 def test_a_field_without_a_stored_form_is_refused_at_once() -> None:
