@@ -19,6 +19,7 @@ from grpo_sweeps.engine.policy import Policy, load_policy, resolve_device
 from grpo_sweeps.engine.reference import Reference
 from grpo_sweeps.engine.sampler import row_seed
 from grpo_sweeps.functions import load_estimator, load_function
+from grpo_sweeps.noise import NoiseWindow
 from grpo_sweeps.types import EstimatorFunction, Problem, RewardFunction, TaskData
 
 
@@ -53,6 +54,7 @@ class Setup:
     reference: Reference | None = None
     critic: Critic | None = None
     tally: Tally = field(default_factory=Tally)
+    noise: NoiseWindow = field(default_factory=NoiseWindow)
 
     def problems(self, step: int) -> list[Problem]:
         """The step's prompts: a walk through a fresh permutation of the training problems in each epoch.
