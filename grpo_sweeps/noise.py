@@ -41,7 +41,8 @@ def signal_and_noise(step_sq_norm: float, group_sq_norms_G: ArrayLike) -> tuple[
     if G < 2:
         raise ValueError(f"groups={G}: two groups or more are needed")
     total = float(squares_G.sum())
-    m = (step_sq_norm - total) / (G * (G - 1))
+    # with one gradient alone every product of two is 0, and the difference nothing but the rounding of two sums
+    m = (step_sq_norm - total) / (G * (G - 1)) if np.count_nonzero(squares_G) > 1 else 0.0
     return m, total / G - m
 
 

@@ -1,4 +1,4 @@
-"""Signal and noise of a step's gradient, from the norm of the whole and the Grams of its groups (`grpo_sweeps.noise`)."""
+"""Signal and noise (`grpo_sweeps.noise`) of a step's gradient, from its norm and the Grams of its groups."""
 
 from __future__ import annotations
 

@@ -22,12 +22,12 @@ from tests.unit.loop.test_step import slow_gradient
 
 MakeConfig = Callable[..., RunConfig]
 NAMES = ["gradient/snr", "gradient/noise_scale"]
-G = 4
+G, STEPS = 6, 5
 
 
-def slow_values(setup: Setup, steps: int) -> tuple[float, float]:
-    """m and v, means over the steps, of gradients one group at a time. The weights must stand still."""
-    ms, vs = [], []
+def slow_values(setup: Setup, steps: int) -> list[tuple[float, float]]:
+    """m and v of each step from gradients one group at a time. The weights must stand still."""
+    found = []
     for step in range(steps):
         rated = rollouts_with_advantages(setup, step)
         gradients = []
@@ -35,13 +35,13 @@ def slow_values(setup: Setup, steps: int) -> tuple[float, float]:
             weights = torch.zeros_like(rated.weights_GR)
             weights[g] = rated.weights_GR[g]
             gradients.append(slow_gradient(setup, dataclasses.replace(rated, weights_GR=weights)))
-        ms.append(sum(float(a @ b) for a, b in itertools.permutations(gradients, 2)) / (G * (G - 1)))
-        vs.append(float(torch.stack(gradients).var(dim=0, correction=1).sum()))
-    return sum(ms) / steps, sum(vs) / steps
+        m = sum(float(a @ b) for a, b in itertools.permutations(gradients, 2)) / (G * (G - 1))
+        found.append((m, float(torch.stack(gradients).var(dim=0, correction=1).sum())))
+    return found
 
 
 def still(make_config: MakeConfig, **changes: Any) -> RunConfig:
-    trainer = {"lr": 0.0, "max_grad_norm": 1e-3, "eval_every": 0, "steps": 3} | changes.pop("trainer", {})
+    trainer = {"lr": 0.0, "max_grad_norm": 1e-3, "eval_every": 0, "prompts": G} | changes.pop("trainer", {})
     return make_config(trainer=trainer, **changes)
 
 
@@ -50,16 +50,17 @@ def still(make_config: MakeConfig, **changes: Any) -> RunConfig:
 def test_against_the_gradients_of_each_group(make_config: MakeConfig, aggregation: str, micro_batch: int) -> None:
     """Clipping bites, groups of equal rewards count, and a group may be measured in parts."""
     setup = prepare(still(make_config, aggregation=aggregation, trainer={"micro_batch": micro_batch}))
-    results = [take_step(setup, step) for step in range(3)]
+    results = [take_step(setup, step) for step in range(STEPS)]
     assert any(not g.mixed for r in results for g in r.groups) and min(r.metrics["grad_norm"] for r in results) > 1e-3
-    m, v = slow_values(setup, 3)
-    entries = setup.noise.entries
-    assert [e[0] for e in entries] == [0, 1, 2]
-    assert sum(e[1] for e in entries) / 3 == pytest.approx(m, abs=1e-5 * v)
-    assert sum(e[2] for e in entries) / 3 == pytest.approx(v, rel=1e-5)
-    means = [sum(e[i] for e in entries) / 3 for i in (1, 2)]
-    found = {name: value for name, value in results[-1].metrics.items() if name in NAMES}
-    assert found == (pytest.approx({NAMES[0]: G * means[0] / means[1], NAMES[1]: means[1] / means[0]}) if m > 0 else {})
+    slow, positive = slow_values(setup, STEPS), 0
+    assert [e[0] for e in setup.noise.entries] == list(range(STEPS))
+    for step, (_, *found) in enumerate(setup.noise.entries):
+        assert found == pytest.approx(slow[step], rel=1e-5, abs=1e-5 * slow[step][1])
+        m, v = (sum(values[i] for values in slow[: step + 1]) for i in (0, 1))
+        logged = [value for name, value in results[step].metrics.items() if name in NAMES]
+        assert logged == (pytest.approx([G * m / v, v / m], rel=1e-3) if m > 0 else [])
+        positive += m > 0
+    assert 0 < positive < STEPS, "with one sign alone the case says little"
 
 
 @pytest.mark.parametrize("estimator", ["group.rloo", "batch.reinforce_plus_plus"])
