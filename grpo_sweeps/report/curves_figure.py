@@ -43,7 +43,7 @@ TRAINING = {
     "grad_norm": Drawn("gradient norm", "norm before clipping", POSITIVE),
 }
 SIGNAL = {
-    "snr": Drawn("signal to noise", "of a step's gradient", POSITIVE, log=True),
+    "snr": Drawn("signal to noise", "m G / v", POSITIVE, log=True),
     "noise_scale": Drawn("noise scale", "groups", POSITIVE, log=True),
 }
 CAPTION = (
