@@ -29,6 +29,7 @@ from grpo_sweeps.engine.sampler import Rollout
 from grpo_sweeps.estimators import row_weights
 from grpo_sweeps.loop.continuations import step_credit
 from grpo_sweeps.loop.geometry import Update, apply_update
+from grpo_sweeps.loop.gradient_noise import gradient_noise
 from grpo_sweeps.loop.measured import Measured, due, measured_block, read_block
 from grpo_sweeps.loop.metrics import StepTimes, step_metrics
 from grpo_sweeps.loop.ratios import RatioTally
@@ -104,6 +105,7 @@ def inner_step(setup: Setup, step: int) -> StepResult:
     grad_norm = sum(update.grad_norm for update in updates) / len(updates)
     metrics = step_metrics(records, rated.rollouts, at_sampling, grad_norm, lr, times, config.analysis.scores)
     metrics |= before | rated.metrics | valued.metrics | tally.metrics() | of_critic | updates[0].metrics
+    metrics |= gradient_noise(setup, step, records, grad_norm)
     return StepResult(metrics, records, completions(setup, rated, step), updates[0].records)
 
 

@@ -43,6 +43,7 @@ class Keeper:
         if self.setup.critic is not None:
             self.setup.critic.load_state_dict(found.state["critic"])
         self.setup.tally.discarded = found.state.get("discarded", 0)
+        self.setup.noise.entries = list(found.state.get("noise", ()))
         checkpoint.restore_random_states(found.random)  # a reward of the user's own may draw from them
         self.saved = found.step
         return found.step
@@ -63,6 +64,7 @@ class Keeper:
             "optimizer": self.setup.optimizer.state_dict(),
             "floor": self.setup.precision.floor,
             "discarded": self.setup.tally.discarded,
+            "noise": self.setup.noise.entries,
             "critic": None if self.setup.critic is None else self.setup.critic.state_dict(),
         }
         try:

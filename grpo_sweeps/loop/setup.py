@@ -21,6 +21,7 @@ from grpo_sweeps.engine.policy import Policy, load_policy, resolve_device
 from grpo_sweeps.engine.reference import Reference
 from grpo_sweeps.engine.sampler import row_seed
 from grpo_sweeps.functions import load_estimator, load_function
+from grpo_sweeps.noise import NoiseWindow
 from grpo_sweeps.types import EstimatorFunction, Problem, RewardFunction, TaskData
 
 log = logging.getLogger(__name__)
@@ -61,6 +62,7 @@ class Setup:
     critic: Critic | None = None
     tally: Tally = field(default_factory=Tally)
     say: Callable[[str], None] = log.info  # what the run is doing where that takes a while
+    noise: NoiseWindow = field(default_factory=NoiseWindow)
 
     def problems(self, step: int) -> list[Problem]:
         """The step's prompts: a walk through a fresh permutation of the training problems in each epoch.

@@ -29,6 +29,7 @@ from grpo_sweeps.estimators import row_weights
 from grpo_sweeps.loop.drawing import draw
 from grpo_sweeps.loop.float32 import against_float32
 from grpo_sweeps.loop.geometry import apply_update
+from grpo_sweeps.loop.gradient_noise import gradient_noise
 from grpo_sweeps.loop.measured import Measured, due, measured_block, read_block
 from grpo_sweeps.loop.metrics import StepTimes, step_metrics
 from grpo_sweeps.loop.penalty import less_kl
@@ -88,7 +89,7 @@ def training_step(setup: Setup, step: int) -> StepResult:
     times.mark("update")
     groups = [record(rated, measured, step, g) for g in range(len(rated.problems))]
     metrics = step_metrics(groups, rated.rollouts, measured, update.grad_norm, lr, times, setup.config.analysis.scores)
-    metrics |= before | rated.metrics | update.metrics
+    metrics |= before | rated.metrics | update.metrics | gradient_noise(setup, step, groups, update.grad_norm)
     return StepResult(metrics, groups, completions(setup, rated, step), update.records)
 
 
@@ -216,25 +217,34 @@ def same_as(completions: Sequence[tuple[int, ...]]) -> tuple[int, ...]:
 
 
 def completions(setup: Setup, rated: Rated, step: int) -> list[Completion]:
-    """Every so many steps the first group's completions are kept whole, to be read."""
+    """Every so many steps the completions of one group are kept whole, to be read: the first from which something is
+    learnt and whose rewards differ, where the step has such a group."""
     every = setup.config.analysis.keep_completions_every
     if not every or step % every:
         return []
-    kept = []
-    for r, rollout in enumerate(rated.rollouts[rated.rows(0)]):
-        kept.append(
-            Completion(
-                step=step,
-                prompt_id=rated.problems[0].id,
-                rollout=r,
-                prompt=setup.prompt(rated.problems[0]),
-                text=rollout.text,
-                reward=float(rated.rewards_GR[0, r]),
-                advantage=float(rated.advantages_GR[0, r]),
-                strict=rated.verdicts[r].strict,
-                flexible=rated.verdicts[r].flexible,
-                length=rollout.length,
-                truncated=rollout.truncated,
-            )
+    g = _worth_reading(rated)
+    rows, problem = rated.rows(g), rated.problems[g]
+    return [
+        Completion(
+            step=step,
+            group=g,
+            prompt_id=problem.id,
+            rollout=r,
+            prompt=setup.prompt(problem),
+            text=rollout.text,
+            reward=float(rated.rewards_GR[g, r]),
+            advantage=float(rated.advantages_GR[g, r]),
+            strict=verdict.strict,
+            flexible=verdict.flexible,
+            length=rollout.length,
+            truncated=rollout.truncated,
         )
-    return kept
+        for r, (rollout, verdict) in enumerate(zip(rated.rollouts[rows], rated.verdicts[rows], strict=True))
+    ]
+
+
+def _worth_reading(rated: Rated) -> int:
+    """The first group with advantages and different rewards, else with advantages, else the first of all."""
+    taught_G = (rated.advantages_GR != 0).any(dim=1)
+    mixed_G = rated.rewards_GR.amax(dim=1) > rated.rewards_GR.amin(dim=1)
+    return max(range(len(rated.problems)), key=lambda g: (bool(taught_G[g]), bool(mixed_G[g])))

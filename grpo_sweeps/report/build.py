@@ -9,6 +9,8 @@ from pathlib import Path
 from grpo_sweeps.report import table
 from grpo_sweeps.report.claims import Claim, claims_frame, claims_markdown, judge_claims
 from grpo_sweeps.report.commits import check_commits
+from grpo_sweeps.report.curves import curve_table
+from grpo_sweeps.report.curves_figure import curves_figures
 from grpo_sweeps.report.design import design
 from grpo_sweeps.report.drawing import render
 from grpo_sweeps.report.figures import figures
@@ -53,6 +55,7 @@ def build(
 def contents(sweep: Sweep, claims: list[Claim], command: Sequence[str]) -> dict[str, bytes]:
     """{file name: bytes} of the whole report."""
     tables = {"table1": table.table1(sweep), "ranks": table.ranks(sweep), "by_k": table.by_k(sweep)}
+    tables["curves"] = curve_table(sweep)
     layers = layer_table(sweep)
     if len(layers):
         tables["layers"] = layers
@@ -62,7 +65,8 @@ def contents(sweep: Sweep, claims: list[Claim], command: Sequence[str]) -> dict[
     about_design = design(sweep)
     tables |= about_design.tables
     header, rows = headline(tables["table1"])
-    plots = [*figures(sweep, tables["by_k"], layers, steps, parts), *about_design.plots]
+    plots = curves_figures(sweep, tables["curves"])
+    plots += [*figures(sweep, tables["by_k"], layers, steps, parts), *about_design.plots]
     images = {name: data for plot in plots for name, data in render(plot).items()}
     lacking = missing(sweep)
     texts = {f"{name}.csv": csv(frame) for name, frame in tables.items()}

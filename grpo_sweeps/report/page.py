@@ -18,7 +18,7 @@ import pandas as pd
 from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
 
-from grpo_sweeps.report import rules
+from grpo_sweeps.report import curves_figure, rules
 from grpo_sweeps.report.claims import Claim
 from grpo_sweeps.report.drawing import Plot
 from grpo_sweeps.report.formats import headline, number, with_interval
@@ -26,15 +26,17 @@ from grpo_sweeps.report.layer_figure import NOT_DRAWN
 from grpo_sweeps.report.manifest import public
 from grpo_sweeps.report.measure import MATRICES, QUANTITIES
 from grpo_sweeps.report.query import Sweep
+from grpo_sweeps.report.samples import samples, silent_cells
 from grpo_sweeps.report.section import Section
 from grpo_sweeps.report.updates import shown_steps
 
 CUT = 900  # characters of a completion or prompt that are shown
 NUMBERED = 5  # figures with a number of their own
+OF_TRAINING = (curves_figure.NAME, curves_figure.NOISE)  # figures that come first and have no number
 DATA_OF = {  # behind a figure
-    "fig5": "layers.csv", "updates": "update_layers.csv", "best_size": "best_size.csv", "pool": "pool.csv"
+    "fig5": "layers.csv", "updates": "update_layers.csv", "best_size": "best_size.csv", "pool": "pool.csv",
+    **dict.fromkeys(OF_TRAINING, "curves.csv"),
 }  # fmt: skip
-PER_CELL = 2  # completions shown for each arm and R: one right and one wrong where there are both
 K_NULLS = {
     "null_closed_form": "null: orthogonal, equal norm",
     "null_measured_norms": "null: orthogonal, measured norms",
@@ -62,6 +64,9 @@ def render_page(
         trim_blocks=True,
         lstrip_blocks=True,
     )
+    training = [p for p in plots if p.name in OF_TRAINING]
+    plots = [p for p in plots if p not in training]
+    kept = samples(sweep)
     return environment.get_template("page.html.j2").render(
         sweep=sweep.name,
         subtitle=_subtitle(sweep),
@@ -76,11 +81,13 @@ def render_page(
         by_k=_by_k(tables["by_k"]),
         by_k_of_all=_by_k_of_all(tables["by_k"]),
         ranks=_ranks(tables["ranks"]),
+        training=[inlined(p, images) | {"number": None} for p in training],
         plots=[inlined(p, images) | {"number": n} for p, n in zip(plots, numbers(plots), strict=True)],
         updates=shown_steps(tables["updates"]) if "updates" in tables else None,
         sections=sections,
         not_drawn="" if "layers" in tables else NOT_DRAWN,
-        completions=_completions(sweep),
+        completions=_completions(kept),
+        silent_samples=silent_cells(kept),
         cut=CUT,
         missing=missing,
         commands=_commands(sweep),
@@ -196,20 +203,15 @@ def inlined(plot: Plot, images: Mapping[str, bytes]) -> dict[str, Any]:
     }
 
 
-def _completions(sweep: Sweep) -> list[dict[str, Any]]:
-    """The latest kept completions of each arm and R: one right and one wrong where there are both."""
-    shown: list[dict[str, Any]] = []
-    for _, part in sweep.completions.groupby(["arm", "R"]) if len(sweep.completions) else []:
-        late = part.sort_values("step", kind="stable", ascending=False)
-        first = late.drop_duplicates("strict")
-        rest = late.drop(first.index)
-        chosen = pd.concat([first, rest]).head(PER_CELL)
-        for row in chosen.to_dict("records"):
-            visible = {str(k): v for k, v in row.items()}
-            visible |= {key: visible_text(str(row[key]), CUT) for key in ("prompt", "text", "prompt_id")}
-            visible |= {key: f"{row[key]:.3g}" for key in ("reward", "advantage")}
-            shown.append(visible)
-    return shown
+def _completions(shown: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    """Rows of `samples` as texts that can be shown."""
+    texts = ("prompt", "text", "prompt_id")
+    numbers = {key: lambda value: f"{value:.3g}" for key in ("reward", "advantage")}
+    return [
+        dict(row) | {key: visible_text(str(row[key]), CUT) for key in texts}
+        | {key: shape(row[key]) for key, shape in numbers.items()}
+        for row in shown
+    ]  # fmt: skip
 
 
 def _shown(value: Any) -> Any:

@@ -27,9 +27,9 @@ from grpo_sweeps.report.query import load_sweep
 
 HOSTILE = '=HYPERLINK("http://x") <script>alert(1)</script> \\input{x} | `rm` \u202e & done {{ 7*7 }}'
 FILES = {
-    *(f"{name}.{kind}" for name in ("fig1", "fig2", "fig3", "fig4", "ranks_by_k", "rank_change")
+    *(f"{name}.{kind}" for name in ("curves", "fig1", "fig2", "fig3", "fig4", "ranks_by_k", "rank_change")
       for kind in ("png", "pdf")), "table1.csv", "table1.md", "table1.tex",
-    "by_k.csv", "ranks.csv", "claims.csv", "claims.md", "index.html", "manifest.json",
+    "curves.csv", "by_k.csv", "ranks.csv", "claims.csv", "claims.md", "index.html", "manifest.json",
     "best_size.csv", "best_size.png", "best_size.pdf", "power.csv",
 }  # fmt: skip
 
@@ -92,7 +92,7 @@ def test_the_page_needs_no_network_runs_no_script_and_is_accessible(hostile):
     parsed = Page(text)
     assert "script" not in parsed.tags and "b" not in parsed.tags and "link" not in parsed.tags
     assert parsed.loads and all(src.startswith("data:image/svg+xml;base64,") for src in parsed.loads)
-    assert all(image["alt"] for image in parsed.images) and len(parsed.images) == 2 + 2 + 4 + 2 + 12 + 4 + 2
+    assert all(image["alt"] for image in parsed.images) and len(parsed.images) == 12 + 2 + 2 + 4 + 2 + 12 + 4 + 2
     for link in parsed.links:
         assert (link.startswith("#") and link[1:] in parsed.ids) or link in FILES
     assert "&lt;script&gt;alert(1)&lt;/script&gt;" in text and "[U+202E]" in text and "\u202e" not in text
