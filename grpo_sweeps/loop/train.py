@@ -3,16 +3,19 @@ stands."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 
-from grpo_sweeps.config import RunConfig
+from grpo_sweeps.config import RunConfig, to_mapping
 from grpo_sweeps.loop.evaluate import evaluate
 from grpo_sweeps.loop.inner import take_step
 from grpo_sweeps.loop.keep import Keeper
+from grpo_sweeps.loop.metrics import relative_entropy
 from grpo_sweeps.loop.progress import RunProgress
 from grpo_sweeps.loop.setup import Setup, prepare
 from grpo_sweeps.loop.watch import Stopped, Watch
-from grpo_sweeps.tracking.local import LocalRecord
+from grpo_sweeps.symptoms import NAMED, Course, known
+from grpo_sweeps.tracking.local import LocalRecord, read_metrics
 
 NOT_TRAINED_ON = ("resample/discarded_rollouts", "value/continuations")  # what a step draws beside its own rollouts
 
@@ -43,6 +46,7 @@ def train(config: RunConfig, run_dir: Path, watch: Watch | None = None, name: st
     with LocalRecord(run_dir) as record, RunProgress(label, total, done) as progress:
         record.truncate_after(done - 1)  # what an interrupted run wrote past its checkpoint is done again
         watch.begin(done)
+        course = _course(config, run_dir)
         try:
             for step in range(done, total):
                 if _evaluation_due(config, step):
@@ -54,9 +58,11 @@ def train(config: RunConfig, run_dir: Path, watch: Watch | None = None, name: st
                 record.log_groups(result.groups)
                 record.log_completions(result.completions)
                 record.log_updates(result.updates)
-                record.log_metrics(step, {**result.metrics, "rollouts": before})
+                metrics = {**result.metrics, **relative_entropy(setup, result.metrics), "rollouts": before}
+                record.log_metrics(step, metrics)
                 done = step + 1
                 progress.step(done, result.metrics)
+                _tell(course, metrics, watch, done, total)
                 keeper.after_step(record, done)
                 watch(done, total, result.metrics)
             if config.trainer.eval_every:
@@ -64,6 +70,22 @@ def train(config: RunConfig, run_dir: Path, watch: Watch | None = None, name: st
         except Stopped:
             keeper.save(record, done)
             raise
+
+
+def _course(config: RunConfig, run_dir: Path) -> Course:
+    """The run up to its checkpoint; what looked wrong by then has been said."""
+    course = Course(to_mapping(config))
+    for row in read_metrics(run_dir).to_dict("records"):
+        course.add(known(row))
+        course.new()
+    return course
+
+
+def _tell(course: Course, metrics: Mapping[str, float], watch: Watch, done: int, total: int) -> None:
+    """Say what looks wrong, each kind once, as soon as it does."""
+    course.add(metrics)
+    for symptom in course.new(ended=done == total):
+        watch.note(f"{NAMED} {done}: {symptom.sentence}")
 
 
 def _rollouts_before(setup: Setup, step: int) -> float:

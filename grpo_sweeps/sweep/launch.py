@@ -126,7 +126,7 @@ def launch(
     return list(results.values())
 
 
-def single(composed: Any) -> list[RunResult]:
+def single(composed: Any, carry_out: Callable[..., list[RunResult]] = launch) -> list[RunResult]:
     """Hydra's task function for one run without -m: the same plan and the same execution as a sweep's."""
     from hydra.core.hydra_config import HydraConfig
 
@@ -136,7 +136,7 @@ def single(composed: Any) -> list[RunResult]:
         raise ConfigError(
             f"hydra/launcher={launcher}: needs -m (without it the run would start on this machine); add -m, or drop it"
         )
-    return launch(plan([composed], [list(hydra.overrides.task)], command_of(hydra), here=True), run_here)
+    return carry_out(plan([composed], [list(hydra.overrides.task)], command_of(hydra), here=True), run_here)
 
 
 def run_here(plan: Plan, opening: Opening) -> list[RunResult]:
