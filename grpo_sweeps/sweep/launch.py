@@ -155,7 +155,7 @@ def run_here(plan: Plan, opening: Opening) -> list[RunResult]:
                 say(f"interrupted: {run.name} {more if ended == 'interrupted' else 'is ' + ended}"
                     + (f"; {left} more not started" if left else ""))  # fmt: skip
                 raise KeyboardInterrupt
-            _free_memory()
+            free_memory()
     return results
 
 
@@ -319,7 +319,7 @@ def interruptible() -> Iterator[_Interrupts]:
             signal.signal(number, handler)
 
 
-def _free_memory() -> None:
+def free_memory() -> None:
     """Give a finished run's memory back before the next one starts in the same process."""
     gc.collect()
     torch = sys.modules.get("torch")
