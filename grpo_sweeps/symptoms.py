@@ -39,12 +39,9 @@ class Course:
 
     def __init__(self, config: Mapping[str, Any]) -> None:
         self.config = config
-        R, prompts = _value(config, "R"), _value(config, "trainer.prompts")
-        self.R = int(R) if isinstance(R, int) else 1
-        budget, budget_R = str(_value(config, "budget")), _value(config, "budget_R")
-        self.groups_a_step = groups_a_step(
-            self.R, int(prompts) if isinstance(prompts, int) else 1, budget, budget_R if isinstance(budget_R, int) else 1
-        )
+        given = (_value(config, key) for key in ("R", "trainer.prompts", "budget_R"))
+        self.R, prompts, budget_R = (value if isinstance(value, int) else 1 for value in given)
+        self.groups_a_step = groups_a_step(self.R, prompts, str(_value(config, "budget")), budget_R)
         self.steps = 0
         self.last: Mapping[str, float] = {}
         self.only_zeros = self.no_gradient = True

@@ -76,9 +76,7 @@ def contents(
         "table1.tex": latex(header, rows, CAPTION, f"tab:{sweep.name}"),
         "claims.csv": csv(claims_frame(claims)),
         "claims.md": claims_markdown(claims),
-        "index.html": render_page(
-            sweep, tables, claims, plots, images, lacking, about_design.sections, looks_wrong
-        ),
+        "index.html": render_page(sweep, tables, claims, plots, images, lacking, about_design.sections, looks_wrong),
     }
     files = {name: data for name, data in images.items() if not name.endswith(".svg")}
     files |= {name: text.encode("utf-8") for name, text in texts.items()}

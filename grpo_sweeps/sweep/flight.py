@@ -112,15 +112,13 @@ def parameters(config: RunConfig) -> int | None:
 
 def checked(config: RunConfig, runs_dir: Path) -> RunConfig:
     """The run as it is tried: the same but for its length, its evaluations and where it writes."""
-    trainer = replace(
-        config.trainer, steps=max(STEPS, config.trainer.steps), eval_every=0, checkpoint_every=0, checkpoint_minutes=None
-    )
+    steps = max(STEPS, config.trainer.steps)
+    trainer = replace(config.trainer, steps=steps, eval_every=0, checkpoint_every=0, checkpoint_minutes=None)
     analysis = replace(config.analysis, every=min(1, config.analysis.every))
     if "compare_float32" in {item.name for item in dataclasses.fields(AnalysisConfig)} and analysis.every:
         analysis = replace(analysis, **{"compare_float32": COMPARED})
-    return replace(
-        config, trainer=trainer, analysis=analysis, runs_dir=str(runs_dir), sweep="check", tracking=TrackingConfig("local")
-    )
+    place = {"runs_dir": str(runs_dir), "sweep": "check", "tracking": TrackingConfig("local")}
+    return replace(config, trainer=trainer, analysis=analysis, **place)
 
 
 def take_off(run: PlannedRun, folder: Path) -> Flight:

@@ -105,10 +105,11 @@ def _measured(flight: Flight) -> list[str]:
     cut = _mean(rows, "completions/clipped_ratio")
     lines += _item("completions", f"mean length {_mean(rows, 'completions/mean_length'):.0f} tokens, {percent(cut)} cut "
                    f"at rollout.max_new_tokens={config.rollout.max_new_tokens}")  # fmt: skip
-    groups = f"mixed {percent(_mean(rows, 'groups/mixed'))}, all right {percent(_mean(rows, 'groups/all_right'))}, all "
-    lines += _item("groups", groups + f"wrong {percent(_mean(rows, 'groups/all_wrong'))} of {len(rows) * config.groups}")
+    shares = [percent(_mean(rows, f"groups/{name}")) for name in ("mixed", "all_right", "all_wrong")]
+    groups = "{} mixed, {} all right, {} all wrong".format(*shares)
+    lines += _item("groups", f"{groups} (of {len(rows) * config.groups})")
     lines += _item("effective rank", _ranks(flight))
-    return lines + _item(f"{config.model.dtype}"[:LABEL - 1], _precision(flight))
+    return lines + _item(f"{config.model.dtype}"[: LABEL - 1], _precision(flight))
 
 
 def _mean(rows: Sequence[Mapping[str, float]], name: str) -> float:
@@ -163,8 +164,9 @@ def _expected(flight: Flight, plan: Plan, params: Mapping[str, Any]) -> list[str
     """Hours of the run and of all runs, from the second step."""
     if len(flight.rows) < 2:
         return []
-    row, own = flight.rows[1], flight.config
-    step_s, per_rollout = row["step_time"], row.get("time/sample", 0.0) / rollouts(own)
+    own = flight.config
+    step_s = flight.rows[1]["step_time"]
+    per_rollout = flight.rows[1].get("time/sample", 0.0) / rollouts(own)
     size = parameters(own)
     seconds = {}
     for run in plan.runs:
@@ -172,20 +174,21 @@ def _expected(flight: Flight, plan: Plan, params: Mapping[str, Any]) -> list[str
         model = other / size if size and other else 1.0
         times, completions = evaluations(run.config)
         steps = run.config.trainer.steps * step_s * rollouts(run.config) / rollouts(own)
-        seconds[run.identity] = model * (steps + times * completions * per_rollout)
+        seconds[run.name] = model * (steps + times * completions * per_rollout)
     gpus = gpus_of(params) or int(not device(own)[0].startswith("CPU"))
-    mine = next(run for run in plan.runs if run.name == flight.name)
-    times, completions = evaluations(mine.config)
-    lines = [f"this run {_duration(seconds[mine.identity], gpus)}: {count(mine.config.trainer.steps, 'step')} of "
-             f"{step_s:.3g} s" + (f", {times} evaluations of {count(completions, 'completion')}" if times else "")]
+    config = next(run.config for run in plan.runs if run.name == flight.name)
+    times, completions = evaluations(config)
+    text = f"this run {_duration(seconds[flight.name], gpus)}: {count(config.trainer.steps, 'step')} of {step_s:.3g} s"
+    text += f", {count(times, 'evaluation')} of {count(completions, 'completion')}" if times else ""
     if len(plan.runs) > 1:
-        total = sum(seconds.values())
-        lines.append(f"all {len(plan.runs)} runs {_duration(total, gpus)}, one after the other")
-    basis = "from the second step here, scaled by each run's rollouts and parameters; evaluation at its sampling pace"
-    return [part for line in _item("expected", f"{'; '.join(lines)} ({basis})") for part in [line]]
+        text += f"; all {len(plan.runs)} runs {_duration(sum(seconds.values()), gpus)}, one after the other"
+    basis = "from step 2 here, scaled by each run's rollouts and parameters; evaluation at its sampling pace"
+    return _item("expected", f"{text} ({basis})")
 
 
 def _duration(seconds: float, gpus: int) -> str:
-    text = f"{seconds:.0f} s" if seconds < 100 else f"{seconds / 60:.0f} min" if seconds < 5400 else f"{seconds / 3600:.1f} h"
-    hours = seconds * gpus / 3600
-    return text + (f" ({hours:.2g} GPU-hours)" if gpus else "")
+    if seconds < 100:
+        text = f"{seconds:.0f} s"
+    else:
+        text = f"{seconds / 60:.0f} min" if seconds < 5400 else f"{seconds / 3600:.1f} h"
+    return text + (f" ({seconds * gpus / 3600:.2g} GPU-hours)" if gpus else "")

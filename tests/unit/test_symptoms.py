@@ -76,7 +76,9 @@ def test_no_end_token_is_told_from_a_short_limit() -> None:
     assert "none ended: if a longer limit changes nothing, check the model's end tokens" in short["cut"]
     long = found(cut)
     assert set(long) == {"no_end"} and "within rollout.max_new_tokens=256, which is no short limit" in long["no_end"]
-    assert "eos_token_id" in long["no_end"] and "owner/name" in long["no_end"] and "task.stop=['\\nQ:']" in long["no_end"]
+    assert (
+        "eos_token_id" in long["no_end"] and "owner/name" in long["no_end"] and "task.stop=['\\nQ:']" in long["no_end"]
+    )
     right = found(cut | {"reward/flexible": 0.4}, rollout__max_new_tokens=8)
     assert set(right) == {"no_end"} and "though 40% hold the right answer by then" in right["no_end"]
 
@@ -87,7 +89,10 @@ def test_no_end_token_is_told_from_a_short_limit() -> None:
         ({"reward": 1.0, "groups/all_right": 1.0, "groups/all_wrong": 0.0}, "100% all right, 0% all wrong"),
         ({"groups/all_right": 0.25, "groups/all_wrong": 0.75}, "too hard"),
         ({"reward": 1.0, "groups/all_right": 1.0, "groups/all_wrong": 0.0}, "too easy"),
-        ({"reward": 0.5, "groups/all_right": 0.0, "groups/all_wrong": 0.0}, "check that reward exact_match.strict tells"),
+        (
+            {"reward": 0.5, "groups/all_right": 0.0, "groups/all_wrong": 0.0},
+            "check that reward exact_match.strict tells",
+        ),
     ],
 )
 def test_no_group_mixed(rows: dict[str, float], words: str) -> None:
