@@ -105,11 +105,16 @@ class Course:
         found = ((kind, rule(self)) for kind, rule in rules.items())
         return [Symptom(kind, sentence) for kind, sentence in found if sentence]
 
-    def new(self, ended: bool = False) -> list[Symptom]:
-        """Those of `symptoms` whose kind it has not given before."""
+    def notes(self, ended: bool = False) -> list[str]:
+        """What is to be said now: those of `symptoms` whose kind was not said before, as notes."""
         found = [symptom for symptom in self.symptoms(ended) if symptom.kind not in self._told]
         self._told |= {symptom.kind for symptom in found}
-        return found
+        return [f"{NAMED} {self.steps} ({symptom.kind}): {symptom.sentence}" for symptom in found]
+
+    def said(self, notes: Iterable[str]) -> None:
+        """The run's notes so far: their kinds are not said again, whatever their numbers have become."""
+        named = [note for note in notes if note.startswith(NAMED)]
+        self._told |= {kind for kind in (*AT_ONCE, *SHARES) if any(f"({kind}): " in note for note in named)}
 
 
 def symptoms(config: Mapping[str, Any], rows: Iterable[Mapping[str, float]], ended: bool = True) -> list[Symptom]:
@@ -156,8 +161,8 @@ def _diverged(c: Course) -> str:
         return f"the entropy is {entropy} at step {c.steps}: the run has diverged; {lr}"
     if c.largest_update > 1:
         return (
-            f"the update of step {c.largest_at} changed the weights by {c.largest_update:.2g} times their norm: the run "
-            f"has diverged; {lr}"
+            f"the update of step {c.largest_at} changed the weights by {c.largest_update:.2g} times their norm: the "
+            f"run has diverged; {lr}"
         )
     at_random = c.last.get("entropy/normalized", 0.0) >= UNIFORM
     if at_random and c.last["reward"] == 0 and c.last.get("grad_norm") == 0:
@@ -189,10 +194,10 @@ def _reward_zero(c: Course) -> str:
     by = {name: c.mean(f"reward/{name}") or 0.0 for name in ("strict", "flexible")}
     best = max(by, key=lambda name: by[name])
     words = {"strict": "the number after ####", "flexible": "the last number of the text"}
-    unseen = 1 - 0.05 ** (1 / c.rollouts)
+    reward, unseen = _short(c.value("reward._target_")), 1 - 0.05 ** (1 / c.rollouts)
     sentence = (
-        f"every reward is 0 (reward {_short(c.value('reward._target_'))}, {c.rollouts} rollouts: at 95% confidence less "
-        f"than {percent(unseen)} would be right), so that nothing is learned; "
+        f"every reward is 0 (reward {reward}, {c.rollouts} rollouts: at 95% confidence less than {percent(unseen)} "
+        f"would be right), so that nothing is learned; "
     )
     if by[best]:
         choice = {"strict": "exact_match", "flexible": "exact_match_flexible"}[best]
@@ -219,16 +224,16 @@ def _no_end(c: Course) -> str:
     """No completion ended although there was room, or although answers were complete."""
     share, rollouts = c.cut()
     limit = c.value("rollout.max_new_tokens")
-    right = max(c.mean("reward/strict") or 0.0, c.mean("reward/flexible") or 0.0)
+    right = c.mean("reward/strict") or 0.0  # a last number may be right in the midst of the work: no sign of an end
     long = isinstance(limit, int) and limit >= SHORT
     if share < 1 or not (long or right):
         return ""
-    why = f"though {percent(right)} hold the right answer by then" if right else "which is no short limit"
-    stop = c.value("task.stop")
+    why = f"though {percent(right)} hold their final answer by then" if right else "which is no short limit"
+    path, stop = c.value("model.path"), c.value("task.stop") or "[]"
     return (
-        f"none of {rollouts} completions drew an end token or a stop string within rollout.max_new_tokens={limit}, {why}; "
-        f"check that eos_token_id in the generation_config.json or the tokenizer of model.path={c.value('model.path')} is "
-        f"what the model writes at its end (a chat model's needs model.chat_template=true), and task.stop={stop or '[]'}"
+        f"none of {rollouts} completions drew an end token or a stop string within rollout.max_new_tokens={limit}, "
+        f"{why}; check that eos_token_id in the generation_config.json or the tokenizer of model.path={path} is what "
+        f"the model writes at its end (a chat model's needs model.chat_template=true), and task.stop={stop}"
     )
 
 
@@ -262,7 +267,7 @@ def _not_mixed(c: Course) -> str:
 
 
 Rule = Callable[[Course], str]
-AT_ONCE: dict[str, Rule] = {"diverged": _diverged, "one_rollout": _one_rollout}
+AT_ONCE: dict[str, Rule] = {"divergence": _diverged, "one rollout": _one_rollout}
 SHARES: dict[str, Rule] = {
-    "reward_zero": _reward_zero, "no_end": _no_end, "cut": _cut_off, "same_text": _same_text, "not_mixed": _not_mixed,
+    "reward 0": _reward_zero, "no end": _no_end, "cut": _cut_off, "one text": _same_text, "none mixed": _not_mixed,
 }  # fmt: skip

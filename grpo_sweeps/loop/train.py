@@ -3,7 +3,6 @@ stands."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from pathlib import Path
 
 from grpo_sweeps.config import RunConfig, to_mapping
@@ -14,8 +13,9 @@ from grpo_sweeps.loop.metrics import relative_entropy
 from grpo_sweeps.loop.progress import RunProgress
 from grpo_sweeps.loop.setup import Setup, prepare
 from grpo_sweeps.loop.watch import Stopped, Watch
-from grpo_sweeps.symptoms import NAMED, Course, known
-from grpo_sweeps.tracking.local import LocalRecord, read_metrics
+from grpo_sweeps.symptoms import Course, known
+from grpo_sweeps.tracking.local import LocalRecord, read_metrics, read_status
+from grpo_sweeps.tracking.status import FILE_NAME as STATUS
 
 NOT_TRAINED_ON = ("resample/discarded_rollouts", "value/continuations")  # what a step draws beside its own rollouts
 
@@ -62,7 +62,9 @@ def train(config: RunConfig, run_dir: Path, watch: Watch | None = None, name: st
                 record.log_metrics(step, metrics)
                 done = step + 1
                 progress.step(done, result.metrics)
-                _tell(course, metrics, watch, done, total)
+                course.add(metrics)
+                for sentence in course.notes(ended=done == total):
+                    watch.note(sentence)
                 keeper.after_step(record, done)
                 watch(done, total, result.metrics)
             if config.trainer.eval_every:
@@ -73,19 +75,13 @@ def train(config: RunConfig, run_dir: Path, watch: Watch | None = None, name: st
 
 
 def _course(config: RunConfig, run_dir: Path) -> Course:
-    """The run up to its checkpoint; what looked wrong by then has been said."""
+    """The run up to its checkpoint, and what its status says of it already."""
     course = Course(to_mapping(config))
     for row in read_metrics(run_dir).to_dict("records"):
         course.add(known(row))
-        course.new()
+    if (run_dir / STATUS).is_file():
+        course.said(read_status(run_dir).notes)
     return course
-
-
-def _tell(course: Course, metrics: Mapping[str, float], watch: Watch, done: int, total: int) -> None:
-    """Say what looks wrong, each kind once, as soon as it does."""
-    course.add(metrics)
-    for symptom in course.new(ended=done == total):
-        watch.note(f"{NAMED} {done}: {symptom.sentence}")
 
 
 def _rollouts_before(setup: Setup, step: int) -> float:

@@ -7,7 +7,7 @@ import textwrap
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from grpo_sweeps.intervals import share_interval
+from grpo_sweeps.intervals import mean_interval, share_interval
 from grpo_sweeps.sweep.flight import COMPARED, Flight, device, evaluations, parameters, rollouts
 from grpo_sweeps.sweep.plan_table import gpus_of
 from grpo_sweeps.sweep.planned import Plan
@@ -103,8 +103,9 @@ def _measured(flight: Flight) -> list[str]:
     )  # fmt: skip
     lines += _item("reward", _reward(flight))
     cut = _mean(rows, "completions/clipped_ratio")
-    lines += _item("completions", f"mean length {_mean(rows, 'completions/mean_length'):.0f} tokens, {percent(cut)} cut "
-                   f"at rollout.max_new_tokens={config.rollout.max_new_tokens}")  # fmt: skip
+    length = _mean(rows, "completions/mean_length")
+    limit = f"rollout.max_new_tokens={config.rollout.max_new_tokens}"
+    lines += _item("completions", f"mean length {length:.0f} tokens, {percent(cut)} cut at {limit}")
     shares = [percent(_mean(rows, f"groups/{name}")) for name in ("mixed", "all_right", "all_wrong")]
     groups = "{} mixed, {} all right, {} all wrong".format(*shares)
     lines += _item("groups", f"{groups} (of {len(rows) * config.groups})")
@@ -121,7 +122,7 @@ def _reward(flight: Flight) -> str:
     first = [group for group in flight.groups if group.step == 0]
     rewards = [reward for group in first for reward in group.rewards]
     prompts = [group.prompt_id for group in first for _ in group.rewards]
-    found = share_interval(rewards, prompts)
+    found = (share_interval if set(rewards) <= {0.0, 1.0} else mean_interval)(rewards, prompts)
     interval = f" [{found.low:.3f}, {found.high:.3f}]" if found.known else ""
     text = f"{sum(rewards) / len(rewards):.3f}{interval} before the first update ({len(rewards)} rollouts of "
     row = flight.rows[0]
