@@ -125,9 +125,9 @@ def symptoms(config: Mapping[str, Any], rows: Iterable[Mapping[str, float]], end
     return course.symptoms(ended)
 
 
-def known(row: Mapping[str, Any]) -> dict[str, float]:
+def known(row: Mapping[Any, Any]) -> dict[str, float]:
     """A step's metrics without those that the step has not: a table has NaN for them."""
-    return {name: float(value) for name, value in row.items() if value is not None and value == value}
+    return {str(name): float(value) for name, value in row.items() if value is not None and value == value}
 
 
 SUMMED = (
@@ -202,9 +202,10 @@ def _reward_zero(c: Course) -> str:
     if by[best]:
         choice = {"strict": "exact_match", "flexible": "exact_match_flexible"}[best]
         return sentence + f"{best} parsing ({words[best]}) finds {percent(by[best])} right: reward={choice} takes it"
+    template = "" if c.value("model.chat_template") is True else "model.chat_template=true, "
     return sentence + (
-        "neither strict nor flexible parsing finds a right answer: read some completions, and try another task.prompt, "
-        "model.chat_template=true, a longer rollout.max_new_tokens or another model"
+        f"neither strict nor flexible parsing finds a right answer: read some completions, and try another task.prompt, "
+        f"{template}a longer rollout.max_new_tokens or another model"
     )
 
 

@@ -116,9 +116,10 @@ def checked(config: RunConfig, runs_dir: Path) -> RunConfig:
     trainer = replace(config.trainer, steps=steps, eval_every=0, checkpoint_every=0, checkpoint_minutes=None)
     analysis = replace(config.analysis, every=min(1, config.analysis.every))
     if "compare_float32" in {item.name for item in dataclasses.fields(AnalysisConfig)} and analysis.every:
-        analysis = replace(analysis, **{"compare_float32": COMPARED})
-    place = {"runs_dir": str(runs_dir), "sweep": "check", "tracking": TrackingConfig("local")}
-    return replace(config, trainer=trainer, analysis=analysis, **place)
+        compared: dict[str, Any] = {"compare_float32": COMPARED}
+        analysis = replace(analysis, **compared)
+    tracking = TrackingConfig("local")
+    return replace(config, trainer=trainer, analysis=analysis, tracking=tracking, runs_dir=str(runs_dir), sweep="check")
 
 
 def take_off(run: PlannedRun, folder: Path) -> Flight:
@@ -137,21 +138,22 @@ def take_off(run: PlannedRun, folder: Path) -> Flight:
             raise KeyboardInterrupt
         free_memory()
         flight = replace(flight, walls=[*flight.walls, time.perf_counter() - began])
-        flight = replace(_read(flight, run_dir), **_failure(result, run_dir, step))
+        failed_in, failure = _failure(result, run_dir, step)
+        flight = replace(_read(flight, run_dir), failed_in=failed_in, failure=failure)
         if flight.failure:
             break
     return flight
 
 
-def _failure(result: RunResult, run_dir: Path, step: int) -> dict[str, str]:
+def _failure(result: RunResult, run_dir: Path, step: int) -> tuple[str, str]:
+    """The part that failed and why, where the run does not stand where it was to stop; else empty."""
     if result.state not in ("interrupted", "finished"):
         log = run_dir / LOG_FILE
         text = log.read_text(encoding="utf-8", errors="replace") if log.is_file() else ""
-        part = failed_part(text) or f"step {step}"
-        return {"failure": result.error or f"it is {result.state}", "failed_in": part}
+        return failed_part(text) or f"step {step}", result.error or f"it is {result.state}"
     if result.step != step:
-        return {"failure": f"it stands at step {result.step} after {count(step, 'step')}", "failed_in": "resuming"}
-    return {}
+        return "resuming", f"it stands at step {result.step} after {count(step, 'step')}"
+    return "", ""
 
 
 def failed_part(log: str) -> str:

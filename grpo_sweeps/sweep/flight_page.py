@@ -92,7 +92,10 @@ def _seconds(value: float | None) -> str:
 
 
 def _rate(tokens: float, seconds: float | None) -> str:
-    return f"{tokens / seconds:.0f}" if seconds else ""
+    if not seconds:
+        return ""
+    rate = tokens / seconds
+    return f"{rate:.0f}" if rate >= 10 else f"{rate:.2g}"
 
 
 def _measured(flight: Flight) -> list[str]:

@@ -105,7 +105,7 @@ def test_no_group_mixed(rows: dict[str, float], words: str) -> None:
 def test_no_group_mixed_without_a_baseline_of_the_group_and_in_older_records() -> None:
     own = found({"groups/mixed": 0.0}, estimator={"_target_": "grpo_sweeps.estimators.reinforce.reinforce"})
     assert "no spectrum is measured" in own["none mixed"]
-    older = {k: v for k, v in WELL.items() if not k.startswith("groups/")} | {"frac_reward 0_std": 1.0}
+    older = {k: v for k, v in WELL.items() if not k.startswith("groups/")} | {"frac_reward_zero_std": 1.0}
     (symptom,) = symptoms(CONFIG, [older] * 4)
     assert symptom.sentence.startswith("no group is mixed (32 groups), so that")
 
