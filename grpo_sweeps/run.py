@@ -1,5 +1,7 @@
 """Entry point: `python -m grpo_sweeps.run R=4`, `... -m R=2,4,8`, `... +sweeps=default`. See --help.
 
+`dry_run=true` plans and starts nothing; `python -m grpo_sweeps.check` with the same words tries the real path.
+
 Exit codes: 0 all went well; 1 a run failed (a table names each, its reason and its log); 2 a bad command or
 configuration (one sentence, before anything starts); 130 after Ctrl-C.
 """
@@ -9,12 +11,16 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Sequence
+from typing import Any
 
 from grpo_sweeps.types import ConfigError
 
 
-def main(argv: Sequence[str] | None = None) -> int:
-    """Run the command and return its exit code."""
+def main(argv: Sequence[str] | None = None, carry_out: Any = None) -> int:
+    """Run the command and return its exit code.
+
+    carry_out: what is done with the planned runs in place of `sweep.launch.launch`, called as it is.
+    """
     from hydra.errors import HydraException
     from omegaconf.errors import OmegaConfBaseException
     from yaml import YAMLError
@@ -29,7 +35,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             0, os.getcwd()
         )  # the user's own reward, task or estimator, also when started by the console script
     try:
-        return _run(sys.argv[1:] if argv is None else argv)
+        return _run(sys.argv[1:] if argv is None else argv, carry_out)
     except ConfigError as error:
         say(f"error: {error}")
     except (HydraException, OmegaConfBaseException, YAMLError) as error:
@@ -56,14 +62,14 @@ def _of_the_command_line(error: BaseException) -> bool:
     return module.split(".")[0] in ("hydra", "omegaconf")
 
 
-def _run(argv: Sequence[str]) -> int:
+def _run(argv: Sequence[str], carry_out: Any) -> int:
     """Give the command to Hydra. A sweep ends in the launcher plugin, a single run here, both in sweep/launch.py."""
     from hydra import version
     from hydra._internal.utils import _run_hydra
 
     from grpo_sweeps.config_schema import register
     from grpo_sweeps.sweep.command import parse
-    from grpo_sweeps.sweep.launch import exit_code, single
+    from grpo_sweeps.sweep.launch import exit_code, launch, single
     from grpo_sweeps.sweep.paths import conf_dir
 
     args, parser = parse(argv)
@@ -74,10 +80,11 @@ def _run(argv: Sequence[str]) -> int:
 
     def task(composed: object) -> None:
         try:
-            codes.append(exit_code(single(composed)))
+            codes.append(exit_code(single(composed, carry_out or launch)))
         except Exception as error:  # kept from Hydra, which would print lines of its own, and raised again below
             caught.append(error)
 
+    task.carry_out = carry_out  # type: ignore[attr-defined]  # Hydra hands the task to the launcher of a sweep
     _run_hydra(args=args, args_parser=parser, task_function=task, config_path=str(conf_dir()), config_name="config")
     if caught:
         raise caught[0]

@@ -86,9 +86,21 @@ def load_policy(config: ModelConfig, device: torch.device) -> Policy:
             f"model.chat_template=true: the tokenizer of {config.path} has no chat template; set it to false"
         )
     model = load_model(config).to(device)
+    if name := not_finite(model):
+        raise ConfigError(
+            f"model.path={config.path}: the weights {name} hold values that are not finite (NaN or infinite) in "
+            f"model.dtype={config.dtype}; whole weights are needed, or a dtype that holds them"
+        )
     eos_ids = _eos_ids(model, tokenizer)
     pad_id = tokenizer.pad_token_id if tokenizer.pad_token_id is not None else eos_ids[0]
     return Policy(model, tokenizer, eos_ids, int(pad_id), device, config.chat_template)
+
+
+def not_finite(model: torch.nn.Module) -> str:
+    """The first parameter that holds NaN or an infinity; empty where none does."""
+    names, parameters = zip(*model.named_parameters(), strict=True)
+    whole = torch.stack([torch.isfinite(p.detach()).all() for p in parameters]).tolist()  # one wait for the device
+    return next((name for name, good in zip(names, whole, strict=True) if not good), "")
 
 
 def load_model(config: ModelConfig) -> PreTrainedModel:

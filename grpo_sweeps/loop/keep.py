@@ -10,6 +10,7 @@ import torch
 
 from grpo_sweeps.config import TrainerConfig
 from grpo_sweeps.engine import checkpoint
+from grpo_sweeps.engine.policy import not_finite
 from grpo_sweeps.loop.setup import Setup
 from grpo_sweeps.tracking.local import LocalRecord
 
@@ -56,9 +57,15 @@ class Keeper:
             self.save(record, done)
 
     def save(self, record: LocalRecord, done: int) -> None:
-        """Save the state after `done` steps, unless that has been done. A disk that refuses is noted, no more."""
+        """Save the state after `done` steps, unless that has been done. A disk that refuses is noted, no more.
+
+        Raises FloatingPointError where the weights are no longer finite: there is nothing to go on from."""
         if done == self.saved:
             return
+        if name := not_finite(self.setup.policy.model):
+            raise FloatingPointError(
+                f"the weights {name} are not finite after step {done}: the run has diverged; lower trainer.lr"
+            )
         state = {
             "model": _trainable(self.setup),
             "optimizer": self.setup.optimizer.state_dict(),

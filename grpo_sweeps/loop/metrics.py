@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
@@ -15,6 +16,7 @@ from grpo_sweeps.types import GroupRecord
 
 if TYPE_CHECKING:
     from grpo_sweeps.loop.measured import Measured
+    from grpo_sweeps.loop.setup import Setup
 
 
 class StepTimes:
@@ -58,6 +60,7 @@ def step_metrics(
         "reward/strict": float(np.mean([g.strict for g in groups])),
         "reward/flexible": float(np.mean([g.flexible for g in groups])),
         "frac_reward_zero_std": float(np.mean([not g.mixed for g in groups])),
+        **group_shares(rewards_GR, rollouts),
         "grad_norm": grad_norm,
         "lr": lr,
         # the mean of -log pi over sampled tokens is an unbiased estimate of the entropy, and costs nothing
@@ -73,6 +76,26 @@ def step_metrics(
     if torch.cuda.is_available():
         metrics["memory/peak_gib"] = torch.cuda.max_memory_allocated() / 2**30
     return metrics | spectral_metrics(groups, scores)
+
+
+def group_shares(rewards_GR: np.ndarray, rollouts: Sequence[Rollout]) -> dict[str, float]:
+    """Shares of the step's groups: mixed; of equal rewards, right (1 or more) or wrong (0 or less); of one text."""
+    G, R = rewards_GR.shape
+    texts = [{o.completion_ids for o in rollouts[g * R : (g + 1) * R]} for g in range(G)]
+    mixed_G = rewards_GR.max(axis=1) > rewards_GR.min(axis=1)
+    return {
+        "groups/mixed": float(mixed_G.mean()),
+        "groups/all_right": float((~mixed_G & (rewards_GR[:, 0] >= 1)).mean()),
+        "groups/all_wrong": float((~mixed_G & (rewards_GR[:, 0] <= 0)).mean()),
+        "groups/same_text": float(np.mean([len(different) == 1 for different in texts])),
+    }
+
+
+def relative_entropy(setup: Setup, metrics: Mapping[str, float]) -> dict[str, float]:
+    """`entropy/normalized`: the entropy over that of a uniform policy, log of the head's rows."""
+    head = setup.policy.model.get_output_embeddings()
+    rows = len(head.weight) if head is not None else 0
+    return {"entropy/normalized": metrics["entropy"] / math.log(rows)} if rows > 1 else {}
 
 
 def _sampler_trainer_gap(

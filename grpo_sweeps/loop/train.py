@@ -6,14 +6,17 @@ from __future__ import annotations
 import time
 from pathlib import Path
 
-from grpo_sweeps.config import RunConfig
+from grpo_sweeps.config import RunConfig, to_mapping
 from grpo_sweeps.loop.evaluate import evaluate
 from grpo_sweeps.loop.inner import take_step
 from grpo_sweeps.loop.keep import Keeper
+from grpo_sweeps.loop.metrics import relative_entropy
 from grpo_sweeps.loop.progress import RunProgress
 from grpo_sweeps.loop.setup import Setup, prepare
 from grpo_sweeps.loop.watch import Stopped, Watch
-from grpo_sweeps.tracking.local import LocalRecord
+from grpo_sweeps.symptoms import Course, known
+from grpo_sweeps.tracking.local import LocalRecord, read_metrics, read_status
+from grpo_sweeps.tracking.status import FILE_NAME as STATUS
 from grpo_sweeps.tracking.status import seconds_since_start
 
 NOT_TRAINED_ON = ("resample/discarded_rollouts", "value/continuations")  # what a step draws beside its own rollouts
@@ -48,6 +51,7 @@ def train(config: RunConfig, run_dir: Path, watch: Watch | None = None, name: st
     with LocalRecord(run_dir) as record, RunProgress(label, total, done) as progress:
         record.truncate_after(done - 1)  # what an interrupted run wrote past its checkpoint is done again
         watch.begin(done)
+        course = _course(config, run_dir)
         try:
             for step in range(done, total):
                 if _evaluation_due(config, step):
@@ -59,10 +63,13 @@ def train(config: RunConfig, run_dir: Path, watch: Watch | None = None, name: st
                 record.log_groups(result.groups)
                 record.log_completions(result.completions)
                 record.log_updates(result.updates)
-                times = startup if step == first else {}
-                record.log_metrics(step, {**result.metrics, **times, "rollouts": before})
+                metrics = {**result.metrics, **relative_entropy(setup, result.metrics), "rollouts": before}
+                record.log_metrics(step, metrics | (startup if step == first else {}))
                 done = step + 1
                 progress.step(done, result.metrics)
+                course.add(metrics)
+                for sentence in course.notes(ended=done == total):
+                    watch.note(sentence)
                 keeper.after_step(record, done)
                 watch(done, total, result.metrics)
             if config.trainer.eval_every:
@@ -82,6 +89,16 @@ def _startup() -> dict[str, float]:
         return {}
     _started.append(lived)
     return {"time/start": lived}
+
+
+def _course(config: RunConfig, run_dir: Path) -> Course:
+    """The run up to its checkpoint, and what its status says of it already."""
+    course = Course(to_mapping(config))
+    for row in read_metrics(run_dir).to_dict("records"):
+        course.add(known(row))
+    if (run_dir / STATUS).is_file():
+        course.said(read_status(run_dir).notes)
+    return course
 
 
 def _rollouts_before(setup: Setup, step: int) -> float:

@@ -10,7 +10,7 @@ import warnings
 from collections.abc import Sequence
 from pathlib import Path
 
-from grpo_sweeps.sweep.say import say
+from grpo_sweeps.sweep.say import plain, say
 
 USAGE = """usage: python -m grpo_sweeps.report [sweep=NAME] [runs_dir=runs] [out=reports/NAME] [commits=allow]
 
@@ -25,6 +25,7 @@ takes.
   out=DIR        where the report goes (default: reports/NAME)
   commits=allow  report on runs of several commits together (default: one commit; uncommitted changes count as another)
 
+What looks wrong with the runs comes first, on the page and here.
 What was measured of a run's Parquet segments is kept in RUN/.cache/ for the next report; it may be deleted.
 """
 KEYS = ("sweep", "runs_dir", "out", "commits")
@@ -51,10 +52,12 @@ def main(argv: Sequence[str]) -> int:
     try:
         with warnings.catch_warnings():
             warnings.showwarning = _say
-            out, claims = build(*choices, command, options.get("commits"))
+            out, claims, wrong = build(*choices, command, options.get("commits"))
     except ReportError as error:
         print(error, file=sys.stderr)
         return 2
+    for line in wrong:
+        print(plain(f"looks wrong: {line}"))
     for claim in claims:
         print(f"{claim.id} ({claim.arm}): {claim.verdict}")
     for line in error_lines(claims):

@@ -21,6 +21,7 @@ from grpo_sweeps.report.missing import missing
 from grpo_sweeps.report.page import render_page
 from grpo_sweeps.report.query import ReportError, Sweep, load_sweep
 from grpo_sweeps.report.updates import update_parts, update_steps
+from grpo_sweeps.report.wrong import wrong
 from grpo_sweeps.tracking.atomic import write_bytes
 
 CAPTION = (
@@ -32,8 +33,9 @@ CAPTION = (
 
 def build(
     name: str | None, runs_dir: str | Path, out: str | Path | None, command: Sequence[str], commits: str | None = None
-) -> tuple[Path, list[Claim]]:
-    """Write the report of a sweep (the newest when `name` is None) and return its folder and the claims.
+) -> tuple[Path, list[Claim], list[str]]:
+    """Write the report of a sweep (the newest when `name` is None) and return its folder, the claims, and what looks
+    wrong.
 
     commits: "allow" reports on runs that several commits made together.
     Raises ReportError when there is no such sweep, several commits made its runs, or `out` cannot be written to.
@@ -42,17 +44,20 @@ def build(
     check_commits(sweep, commits)
     folder = Path(out) if out is not None else Path("reports") / sweep.name
     claims = judge_claims(sweep)
-    files = contents(sweep, claims, command)
+    looks_wrong = wrong(sweep)
+    files = contents(sweep, claims, command, looks_wrong)
     try:
         folder.mkdir(parents=True, exist_ok=True)
         for file_name, content in files.items():
             write_bytes(folder / file_name, content)
     except OSError as error:
         raise ReportError(f"out={folder}: cannot be written to ({error.strerror}).") from error
-    return folder, claims
+    return folder, claims, looks_wrong
 
 
-def contents(sweep: Sweep, claims: list[Claim], command: Sequence[str]) -> dict[str, bytes]:
+def contents(
+    sweep: Sweep, claims: list[Claim], command: Sequence[str], looks_wrong: Sequence[str] = ()
+) -> dict[str, bytes]:
     """{file name: bytes} of the whole report."""
     tables = {"table1": table.table1(sweep), "ranks": table.ranks(sweep), "by_k": table.by_k(sweep)}
     tables["curves"] = curve_table(sweep)
@@ -75,7 +80,7 @@ def contents(sweep: Sweep, claims: list[Claim], command: Sequence[str]) -> dict[
         "table1.tex": latex(header, rows, CAPTION, f"tab:{sweep.name}"),
         "claims.csv": csv(claims_frame(claims)),
         "claims.md": claims_markdown(claims),
-        "index.html": render_page(sweep, tables, claims, plots, images, lacking, about_design.sections),
+        "index.html": render_page(sweep, tables, claims, plots, images, lacking, about_design.sections, looks_wrong),
     }
     files = {name: data for name, data in images.items() if not name.endswith(".svg")}
     files |= {name: text.encode("utf-8") for name, text in texts.items()}

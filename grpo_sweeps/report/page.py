@@ -54,8 +54,10 @@ def render_page(
     images: Mapping[str, bytes],
     missing: Sequence[str],
     sections: Sequence[Section] = (),
+    wrong: Sequence[str] = (),
 ) -> str:
-    """The page as one string. `images` holds each panel's SVG by name, `fig1_1.svg`; `sections` follow the claims."""
+    """The page as one string. `images` holds each panel's SVG by name, `fig1_1.svg`; `sections` follow the claims,
+    `wrong` comes first of all."""
     environment = Environment(
         loader=PackageLoader("grpo_sweeps.report", ""),
         autoescape=True,
@@ -90,6 +92,7 @@ def render_page(
         silent_samples=silent_cells(kept),
         cut=CUT,
         missing=missing,
+        wrong=wrong,
         commands=_commands(sweep),
         commit_words=_commit_words(sweep),
     )

@@ -126,7 +126,7 @@ def launch(
     return list(results.values())
 
 
-def single(composed: Any) -> list[RunResult]:
+def single(composed: Any, carry_out: Callable[..., list[RunResult]] = launch) -> list[RunResult]:
     """Hydra's task function for one run without -m: the same plan and the same execution as a sweep's."""
     from hydra.core.hydra_config import HydraConfig
 
@@ -136,7 +136,7 @@ def single(composed: Any) -> list[RunResult]:
         raise ConfigError(
             f"hydra/launcher={launcher}: needs -m (without it the run would start on this machine); add -m, or drop it"
         )
-    return launch(plan([composed], [list(hydra.overrides.task)], command_of(hydra), here=True), run_here)
+    return carry_out(plan([composed], [list(hydra.overrides.task)], command_of(hydra), here=True), run_here)
 
 
 def run_here(plan: Plan, opening: Opening) -> list[RunResult]:
@@ -155,7 +155,7 @@ def run_here(plan: Plan, opening: Opening) -> list[RunResult]:
                 say(f"interrupted: {run.name} {more if ended == 'interrupted' else 'is ' + ended}"
                     + (f"; {left} more not started" if left else ""))  # fmt: skip
                 raise KeyboardInterrupt
-            _free_memory()
+            free_memory()
     return results
 
 
@@ -319,7 +319,7 @@ def interruptible() -> Iterator[_Interrupts]:
             signal.signal(number, handler)
 
 
-def _free_memory() -> None:
+def free_memory() -> None:
     """Give a finished run's memory back before the next one starts in the same process."""
     gc.collect()
     torch = sys.modules.get("torch")

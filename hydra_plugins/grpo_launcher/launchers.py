@@ -31,7 +31,8 @@ def _launch(
     command = command_of(launcher.config.hydra)
     planned = plan(composed, job_overrides, command, here, on_nodes, params.get("gpu_mem_gb"))
     jobs_copy = on_nodes and to_server(planned.runs[0].config)
-    results = {result.identity: result for result in launch(planned, start, jobs_copy, params)}
+    carry_out = _another_end(launcher) or launch
+    results = {result.identity: result for result in carry_out(planned, start, jobs_copy, params)}
     returns = []
     for config, overrides, key in zip(composed, job_overrides, planned.identities, strict=True):
         job = JobReturn(overrides=list(overrides), cfg=config, task_name="run")
@@ -40,6 +41,11 @@ def _launch(
         job.status = JobStatus.FAILED if bad else JobStatus.COMPLETED
         returns.append(job)
     return returns
+
+
+def _another_end(launcher: Any) -> Any:
+    """What the application does with the planned runs here in place of starting them (see grpo_sweeps.run); or None."""
+    return getattr(launcher.task_function, "carry_out", None)
 
 
 class GrpoBasicLauncher(BasicLauncher):
@@ -57,7 +63,8 @@ class GrpoLocalLauncher(LocalLauncher):
     def launch(self, job_overrides: Sequence[Sequence[str]], initial_job_idx: int) -> Sequence[JobReturn]:
         from grpo_sweeps.sweep.submit import check_local, start_local
 
-        check_local(self.params)
+        if not _another_end(self):
+            check_local(self.params)
         return _launch(self, job_overrides, lambda planned, opening: start_local(planned, opening, self.params))
 
 
@@ -67,7 +74,8 @@ class GrpoSlurmLauncher(SlurmLauncher):
     def launch(self, job_overrides: Sequence[Sequence[str]], initial_job_idx: int) -> Sequence[JobReturn]:
         from grpo_sweeps.sweep.submit import check_slurm, start_slurm
 
-        check_slurm(self.params)
+        if not _another_end(self):
+            check_slurm(self.params)
         return _launch(
             self, job_overrides, lambda planned, opening: start_slurm(planned, opening, self.params), on_nodes=True
         )

@@ -19,7 +19,7 @@ import pytest
 ROOT = Path(__file__).resolve().parents[2]
 PACKAGE = ROOT / "grpo_sweeps"
 PLUGINS = ROOT / "hydra_plugins"
-ENTRY_POINTS = {"run", "status", "cancel", "sync", "bench", "theory", "pretrain_tiny", "convert"}
+ENTRY_POINTS = {"run", "status", "cancel", "sync", "bench", "theory", "pretrain_tiny", "convert", "check"}
 
 LEAVES = {
     "types",
@@ -51,15 +51,16 @@ MAY_IMPORT = {
     "models": {"types"},
     "config": {"types", "functions"},
     "functions": {"types", "config"},
+    "symptoms": {"types", "config"},
     "engine": {*LEAVES, "config"},
     "tracking": {*LEAVES, "config"},
-    "loop": {*LEAVES, "config", "functions", "engine", "tracking"},
+    "loop": {*LEAVES, "config", "functions", "engine", "tracking", "symptoms"},
     "exact": {"types", "estimators", "spectra"},
     "science": {*LEAVES, "config", "exact", "engine", "report"},
     "credit": {*LEAVES, "config", "engine", "loop", "tracking", "sweep", "report"},
     "benchmarks": {*LEAVES, "config", "functions", "engine", "loop", "tracking"},
-    "sweep": {*LEAVES, "config", "functions", "tracking", "loop"},
-    "report": {*LEAVES, "config", "tracking", "sweep"},
+    "sweep": {*LEAVES, "config", "functions", "tracking", "loop", "symptoms"},
+    "report": {*LEAVES, "config", "tracking", "sweep", "symptoms"},
     "hydra_plugins": {*LEAVES, "config", "tracking", "sweep"},
 }
 # Modules of the standard library's weight that a part further in may use as well.

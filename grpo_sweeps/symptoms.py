@@ -1,0 +1,274 @@
+"""What looks wrong with a run, in sentences, from its configuration and the metrics of its steps so far.
+
+The run says each sentence once, `check` after its two steps, the report first on its page: all by the rules of this
+file, which read what metrics.jsonl holds and nothing else. A sentence gives its numbers and what to do.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import deque
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from grpo_sweeps.config import groups_a_step
+from grpo_sweeps.config_checks import GROUP_BASELINES, STEP_BASELINES
+
+LEAST = 128
+"""Rollouts before a share is judged: the standard error of a share near a quarter is then below .04, and a policy that
+is right in 2.4% of its answers has shown it with probability .95. A run that has ended is judged by what it has."""
+CUT = 0.25  # of the completions: more are too many
+WINDOW = 20  # steps that are looked at alone as well, so that a long good beginning hides no bad end
+SHORT = 64  # tokens: a limit below this may cut every answer; above it hardly all of them
+SAME = 0.9  # of the groups: with more, the rollouts of a group are one
+UNIFORM = 0.99  # of log(vocabulary): entropy of a policy that draws tokens at random
+NAMED = "looks wrong after step"  # how a run's note begins
+
+
+@dataclass(frozen=True)
+class Symptom:
+    """One thing that looks wrong. `kind` is the rule's name."""
+
+    kind: str
+    sentence: str
+
+
+class Course:
+    """What the steps of a run say so far. `config` is the run's configuration in its written form, keys may lack."""
+
+    def __init__(self, config: Mapping[str, Any]) -> None:
+        self.config = config
+        given = (_value(config, key) for key in ("R", "trainer.prompts", "budget_R"))
+        self.R, prompts, budget_R = (value if isinstance(value, int) else 1 for value in given)
+        self.groups_a_step = groups_a_step(self.R, prompts, str(_value(config, "budget")), budget_R)
+        self.steps = 0
+        self.last: Mapping[str, float] = {}
+        self.only_zeros = self.no_gradient = True
+        self.largest_update, self.largest_at = 0.0, 0
+        self._sums: dict[str, float] = {}
+        self._cut: deque[float] = deque(maxlen=WINDOW)
+        self._told: set[str] = set()
+
+    def add(self, row: Mapping[str, float]) -> None:
+        """A step's metrics, in the order of the steps; a row without a reward (an evaluation's) is passed over."""
+        if "reward" not in row:
+            return
+        self.steps += 1
+        self.last = row
+        self.only_zeros &= row.get("reward/task", row["reward"]) == 0 and (
+            "reward/task" in row or row.get("reward_std", 0.0) == 0
+        )
+        self.no_gradient &= row.get("grad_norm", 1.0) == 0
+        for name in SUMMED:
+            value = row.get(name)
+            if value is None and name == "groups/mixed" and "frac_reward_zero_std" in row:  # an older record
+                value = 1.0 - row["frac_reward_zero_std"]
+            if value is not None:
+                self._sums[name] = self._sums.get(name, 0.0) + value
+        self._cut.append(row.get("completions/clipped_ratio", 0.0))
+        update = row.get("update/relative_norm", 0.0)
+        if math.isfinite(update) and update > self.largest_update:
+            self.largest_update, self.largest_at = update, self.steps
+
+    @property
+    def groups(self) -> int:
+        return self.steps * self.groups_a_step
+
+    @property
+    def rollouts(self) -> int:
+        return self.groups * self.R
+
+    def mean(self, name: str) -> float | None:
+        """A metric's mean over the steps; None where no step has it."""
+        return self._sums[name] / self.steps if name in self._sums else None
+
+    def cut(self) -> tuple[float, int]:
+        """Share of completions that reached the limit, over all steps or, where that is more, the last ones; and their
+        number."""
+        last = sum(self._cut) / max(1, len(self._cut))
+        whole = self.mean("completions/clipped_ratio") or 0.0
+        if whole > CUT or last <= CUT:
+            return whole, self.rollouts
+        return last, len(self._cut) * self.groups_a_step * self.R
+
+    def value(self, key: str) -> Any:
+        return _value(self.config, key)
+
+    def symptoms(self, ended: bool = False) -> list[Symptom]:
+        """What looks wrong. ended: nothing follows, so that few rollouts have to do."""
+        if not self.steps:
+            return []
+        rules = dict(AT_ONCE)
+        if ended or self.rollouts >= LEAST:
+            rules |= SHARES
+        found = ((kind, rule(self)) for kind, rule in rules.items())
+        return [Symptom(kind, sentence) for kind, sentence in found if sentence]
+
+    def notes(self, ended: bool = False) -> list[str]:
+        """What is to be said now: those of `symptoms` whose kind was not said before, as notes."""
+        found = [symptom for symptom in self.symptoms(ended) if symptom.kind not in self._told]
+        self._told |= {symptom.kind for symptom in found}
+        return [f"{NAMED} {self.steps} ({symptom.kind}): {symptom.sentence}" for symptom in found]
+
+    def said(self, notes: Iterable[str]) -> None:
+        """The run's notes so far: their kinds are not said again, whatever their numbers have become."""
+        named = [note for note in notes if note.startswith(NAMED)]
+        self._told |= {kind for kind in (*AT_ONCE, *SHARES) if any(f"({kind}): " in note for note in named)}
+
+
+def symptoms(config: Mapping[str, Any], rows: Iterable[Mapping[str, float]], ended: bool = True) -> list[Symptom]:
+    """What looks wrong with a run by the metrics of its steps. Pure; `ended` as in `Course.symptoms`."""
+    course = Course(config)
+    for row in rows:
+        course.add(row)
+    return course.symptoms(ended)
+
+
+def known(row: Mapping[Any, Any]) -> dict[str, float]:
+    """A step's metrics without those that the step has not: a table has NaN for them."""
+    return {str(name): float(value) for name, value in row.items() if value is not None and value == value}
+
+
+SUMMED = (
+    "reward/strict", "reward/flexible", "groups/mixed", "groups/all_right", "groups/all_wrong", "groups/same_text",
+    "completions/clipped_ratio", "entropy",
+)  # fmt: skip
+
+
+def _value(config: Mapping[str, Any], dotted: str) -> Any:
+    value: Any = config
+    for key in dotted.split("."):
+        value = value.get(key) if isinstance(value, Mapping) else None
+    return value
+
+
+def percent(share: float) -> str:
+    """ "43%", "2.4%"; a share that is not 0 or 1 is not rounded to it."""
+    if share >= 0.995:
+        return "100%" if share >= 1 else "over 99%"
+    return f"{share:.0%}" if share >= 0.1 or share == 0 else "under 0.1%" if share < 0.001 else f"{share:.1%}"
+
+
+def _short(target: Any) -> str:
+    return str(target or "unknown").removeprefix("grpo_sweeps.rewards.").removeprefix("grpo_sweeps.estimators.")
+
+
+def _diverged(c: Course) -> str:
+    lr = f"lower trainer.lr={c.value('trainer.lr')}"
+    entropy = c.last.get("entropy", 0.0)
+    if not math.isfinite(entropy):
+        return f"the entropy is {entropy} at step {c.steps}: the run has diverged; {lr}"
+    if c.largest_update > 1:
+        return (
+            f"the update of step {c.largest_at} changed the weights by {c.largest_update:.2g} times their norm: the "
+            f"run has diverged; {lr}"
+        )
+    at_random = c.last.get("entropy/normalized", 0.0) >= UNIFORM
+    if at_random and c.last["reward"] == 0 and c.last.get("grad_norm") == 0:
+        return (
+            f"tokens are drawn almost at random at step {c.steps} (entropy {entropy:.3g} nats, "
+            f"{percent(c.last['entropy/normalized'])} of a uniform policy's), reward and gradient are 0: the run has "
+            f"diverged, or the weights are not a trained model's; {lr}, or check model.path={c.value('model.path')}"
+        )
+    return ""
+
+
+def _one_rollout(c: Course) -> str:
+    """Under a baseline made of the other rollouts; of a user's own estimator the gradient tells."""
+    if c.R > 1:
+        return ""
+    target = c.value("estimator._target_")
+    alone = target in GROUP_BASELINES or (target in STEP_BASELINES and c.groups_a_step == 1)
+    if not alone and not (c.no_gradient and not c.only_zeros):
+        return ""
+    return (
+        f"R=1: a group of one rollout has no other to be compared with, so that estimator={_short(target)} gives "
+        f"advantages of 0 and no gradient ({c.rollouts} rollouts); set R=2 or more, or estimator=reinforce"
+    )
+
+
+def _reward_zero(c: Course) -> str:
+    if not c.only_zeros:
+        return ""
+    by = {name: c.mean(f"reward/{name}") or 0.0 for name in ("strict", "flexible")}
+    best = max(by, key=lambda name: by[name])
+    words = {"strict": "the number after ####", "flexible": "the last number of the text"}
+    reward, unseen = _short(c.value("reward._target_")), 1 - 0.05 ** (1 / c.rollouts)
+    sentence = (
+        f"every reward is 0 (reward {reward}, {c.rollouts} rollouts: at 95% confidence less than {percent(unseen)} "
+        f"would be right), so that nothing is learned; "
+    )
+    if by[best]:
+        choice = {"strict": "exact_match", "flexible": "exact_match_flexible"}[best]
+        return sentence + f"{best} parsing ({words[best]}) finds {percent(by[best])} right: reward={choice} takes it"
+    template = "" if c.value("model.chat_template") is True else "model.chat_template=true, "
+    return sentence + (
+        "neither strict nor flexible parsing finds a right answer: read some completions, and try another "
+        f"task.prompt, {template}a longer rollout.max_new_tokens or another model"
+    )
+
+
+def _cut_off(c: Course) -> str:
+    share, rollouts = c.cut()
+    if share <= CUT or _no_end(c):
+        return ""
+    limit = c.value("rollout.max_new_tokens")
+    none = " (none ended: if a longer limit changes nothing, check the model's end tokens)" if share == 1 else ""
+    return (
+        f"{percent(share)} of {rollouts} completions are cut at rollout.max_new_tokens={limit}{none}, and what is cut "
+        f"has seldom an answer; raise it, or ask for shorter answers in task.prompt"
+    )
+
+
+def _no_end(c: Course) -> str:
+    """No completion ended although there was room, or although answers were complete."""
+    share, rollouts = c.cut()
+    limit = c.value("rollout.max_new_tokens")
+    right = c.mean("reward/strict") or 0.0  # a last number may be right in the midst of the work: no sign of an end
+    long = isinstance(limit, int) and limit >= SHORT
+    if share < 1 or not (long or right):
+        return ""
+    why = f"though {percent(right)} hold their final answer by then" if right else "which is no short limit"
+    path, stop = c.value("model.path"), c.value("task.stop") or "[]"
+    return (
+        f"none of {rollouts} completions drew an end token or a stop string within rollout.max_new_tokens={limit}, "
+        f"{why}; check that eos_token_id in the generation_config.json or the tokenizer of model.path={path} is what "
+        f"the model writes at its end (a chat model's needs model.chat_template=true), and task.stop={stop}"
+    )
+
+
+def _same_text(c: Course) -> str:
+    share = c.mean("groups/same_text")
+    if c.R == 1 or share is None or share <= SAME:
+        return ""
+    temperature, entropy = c.value("rollout.temperature"), c.mean("entropy")
+    low = isinstance(temperature, int | float) and temperature < 0.5
+    todo = "raise it to 1" if low else "the policy writes one answer: lower trainer.lr, or start from other weights"
+    return (
+        f"in {percent(share)} of {c.groups} groups all {c.R} rollouts are the same text, so that there is nothing to "
+        f"compare (rollout.temperature={temperature}, entropy {entropy or 0.0:.2g} nats per token); {todo}"
+    )
+
+
+def _not_mixed(c: Course) -> str:
+    if c.R == 1 or c.only_zeros or c.mean("groups/mixed") != 0:
+        return ""
+    right, wrong = c.mean("groups/all_right"), c.mean("groups/all_wrong")
+    shares = "" if right is None or wrong is None else f": {percent(right)} all right, {percent(wrong)} all wrong"
+    baseline = c.value("estimator._target_") in GROUP_BASELINES or c.no_gradient
+    what = "there is no gradient and nothing is learned" if baseline else "no spectrum is measured"
+    if (right or 0.0) + (wrong or 0.0) < 0.5:
+        todo = f"check that reward {_short(c.value('reward._target_'))} tells rollouts apart"
+    elif (right or 0.0) >= (wrong or 0.0):
+        todo = "the problems are too easy for this model: harder ones are needed"
+    else:
+        todo = "the problems are too hard for this model: easier ones, a larger R or another model are needed"
+    return f"no group is mixed ({c.groups} groups{shares}), so that {what}; {todo}"
+
+
+Rule = Callable[[Course], str]
+AT_ONCE: dict[str, Rule] = {"divergence": _diverged, "one rollout": _one_rollout}
+SHARES: dict[str, Rule] = {
+    "reward 0": _reward_zero, "no end": _no_end, "cut": _cut_off, "one text": _same_text, "none mixed": _not_mixed,
+}  # fmt: skip
