@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -108,7 +109,7 @@ def _panel(sweep: Sweep, arm: str, rows: pd.DataFrame, column: str, drawn: Drawn
             _curve(ax, of_R[R], column, style, drawn.bounds, f"R = {R}", filled=True)
         for name, filled in zip(drawn.names, (True, False), strict=True):
             if name:
-                face = {} if filled else {"mfc": "white", "ls": DOTTED, "lw": 1.0}
+                face: dict[str, Any] = {} if filled else {"mfc": "white", "ls": DOTTED, "lw": 1.0}
                 ax.plot([], [], color="0.35", marker="o", ms=3.5, label=name, **face)
         if looks:
             _limits(ax, [of_R[R] for R in looks], columns, drawn)
