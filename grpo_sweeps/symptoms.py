@@ -204,8 +204,8 @@ def _reward_zero(c: Course) -> str:
         return sentence + f"{best} parsing ({words[best]}) finds {percent(by[best])} right: reward={choice} takes it"
     template = "" if c.value("model.chat_template") is True else "model.chat_template=true, "
     return sentence + (
-        f"neither strict nor flexible parsing finds a right answer: read some completions, and try another task.prompt, "
-        f"{template}a longer rollout.max_new_tokens or another model"
+        f"neither strict nor flexible parsing finds a right answer: read some completions, and try another "
+        f"task.prompt, {template}a longer rollout.max_new_tokens or another model"
     )
 
 

@@ -15,6 +15,7 @@ from grpo_sweeps.config import RunConfig
 from grpo_sweeps.loop import keep
 from grpo_sweeps.loop.train import train
 from grpo_sweeps.loop.watch import Stopped, Watch
+from grpo_sweeps.symptoms import NAMED
 from grpo_sweeps.tracking.local import read_completions, read_evals, read_groups, read_metrics
 from tests.unit.loop.cut_runs import Interrupted, train_until
 
@@ -123,6 +124,11 @@ def test_checkpoints_by_the_clock_and_at_the_end(
     assert checkpoints(tmp_path / "off") == ["step_0000004"]
 
 
+def _of_checkpoints(notes: list[str]) -> list[str]:
+    """Without what looks wrong with a model that was never trained."""
+    return [note for note in notes if not note.startswith(NAMED)]
+
+
 @pytest.mark.parametrize("first", [1, 2])
 def test_a_checkpoint_that_cannot_be_written_costs_nothing(
     make_config: MakeConfig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, first: int
@@ -138,7 +144,7 @@ def test_a_checkpoint_that_cannot_be_written_costs_nothing(
 
     monkeypatch.setattr(keep.checkpoint, "save", full)
     train(config, tmp_path / "full", Watch(note=notes.append))
-    assert notes == [
+    assert _of_checkpoints(notes) == [
         f"the checkpoint of step {first} could not be written (No space left on device); the run goes on without it",
         f"checkpoints can be written again, from step {first + 2} on",
     ]
@@ -167,7 +173,8 @@ def test_a_damaged_newest_checkpoint_is_noted_and_the_one_before_taken(make_conf
     (newest / "state.pt").write_bytes((newest / "state.pt").read_bytes()[:-50])
     notes: list[str] = []
     train(config, tmp_path / "cut", Watch(note=notes.append))
-    assert len(notes) == 1 and newest.name in notes[0] and "Trying the one before it" in notes[0]
+    (note,) = _of_checkpoints(notes)
+    assert newest.name in note and "Trying the one before it" in note
     assert record(tmp_path / "cut") == record(tmp_path / "whole")
 
 
