@@ -202,3 +202,11 @@ def test_equal_rollouts_a_step(make_config: MakeConfig, tmp_path: Path, R: int, 
     assert [g.group for g in recorded] == 2 * list(range(groups)) and {g.R for g in recorded} == {R}
     assert len({g.prompt_id for g in recorded}) == 2 * groups
     assert read_metrics(tmp_path / "run")["rollouts"].tolist() == [0, 16]
+
+
+def test_weights_that_are_no_longer_finite_are_not_kept(make_config: MakeConfig, tmp_path: Path) -> None:
+    """The last update's overflow would else be found by whoever goes on from it."""
+    config = make_config(trainer={"lr": 1e308, "steps": 1, "eval_every": 0, "max_grad_norm": 0.0})
+    with pytest.raises(FloatingPointError, match=r"the weights \S+ are not finite after step 1: the run has diverged"):
+        train(config, tmp_path / "far", Watch(note=lambda sentence: None))
+    assert not list((tmp_path / "far").glob("checkpoints/step_*"))
