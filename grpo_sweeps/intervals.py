@@ -148,6 +148,24 @@ def mean_over(values: ArrayLike, clusters: Clusters, alpha: float = 0.05) -> Int
     return Interval(mean, float(mean - half), float(mean + half), len(x), counts)
 
 
+def bounded_interval(values: ArrayLike, labels: ArrayLike, low: float, high: float, alpha: float = 0.05) -> Interval:
+    """Mean of values that lie in [low, high] with Hoeffding's two-sided 1 - alpha interval (1963, theorem 2).
+
+    No distribution is assumed, so it holds for few and for skewed values, at the price of its width. The values of one
+    label may depend on one another in any way; those of different labels are independent. With n_c of the n values
+    under label c the half-width is (high - low) sqrt(log(2 / alpha) sum_c (n_c / n)^2 / 2).
+
+    >>> interval = bounded_interval([6.0] * 20, range(20), 1.0, 8.0)
+    >>> round(interval.low, 2), interval.high
+    (3.87, 8.0)
+    """
+    x, counts = np.asarray(values, dtype=np.float64), np.bincount(_codes(labels))
+    mean = float(x.mean()) if len(x) else float("nan")
+    shares = counts / max(1, len(x))
+    half = (high - low) * float(np.sqrt(np.log(2.0 / alpha) * (shares @ shares) / 2))
+    return Interval(mean, max(low, mean - half), min(high, mean + half), len(x), (len(counts),))
+
+
 def t_quantile(probability: float, freedom: float) -> float:
     """Quantile of Student's t; the normal one for infinite degrees of freedom, NaN for NaN."""
     if np.isinf(freedom):

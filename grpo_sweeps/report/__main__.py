@@ -52,18 +52,20 @@ def main(argv: Sequence[str]) -> int:
     try:
         with warnings.catch_warnings():
             warnings.showwarning = _say
-            out, claims, wrong = build(*choices, command, options.get("commits"))
+            out, claims = build(*choices, command, options.get("commits"), tell=_looks_wrong)
     except ReportError as error:
         print(error, file=sys.stderr)
         return 2
-    for line in wrong:
-        print(plain(f"looks wrong: {line}"))
     for claim in claims:
         print(f"{claim.id} ({claim.arm}): {claim.verdict}")
     for line in error_lines(claims):
         say(line)
     print(Path(out) / "index.html")
     return 0
+
+
+def _looks_wrong(sentence: str) -> None:
+    print(plain(f"looks wrong: {sentence}"))
 
 
 def _say(message: Warning | str, *_: object, **__: object) -> None:

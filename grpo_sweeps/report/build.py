@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from grpo_sweeps.report import table
@@ -32,12 +32,17 @@ CAPTION = (
 
 
 def build(
-    name: str | None, runs_dir: str | Path, out: str | Path | None, command: Sequence[str], commits: str | None = None
-) -> tuple[Path, list[Claim], list[str]]:
-    """Write the report of a sweep (the newest when `name` is None) and return its folder, the claims, and what looks
-    wrong.
+    name: str | None,
+    runs_dir: str | Path,
+    out: str | Path | None,
+    command: Sequence[str],
+    commits: str | None = None,
+    tell: Callable[[str], None] = lambda sentence: None,
+) -> tuple[Path, list[Claim]]:
+    """Write the report of a sweep (the newest when `name` is None) and return its folder and the claims.
 
     commits: "allow" reports on runs that several commits made together.
+    tell: is given what looks wrong, a sentence each, once the report is written.
     Raises ReportError when there is no such sweep, several commits made its runs, or `out` cannot be written to.
     """
     sweep = load_sweep(name, runs_dir, keep_parts=False)
@@ -52,7 +57,9 @@ def build(
             write_bytes(folder / file_name, content)
     except OSError as error:
         raise ReportError(f"out={folder}: cannot be written to ({error.strerror}).") from error
-    return folder, claims, looks_wrong
+    for sentence in looks_wrong:
+        tell(sentence)
+    return folder, claims
 
 
 def contents(

@@ -22,7 +22,7 @@ from dataclasses import replace
 import numpy as np
 import pandas as pd
 
-from grpo_sweeps.intervals import Interval, share_over
+from grpo_sweeps.intervals import Interval, bounded_interval, share_over
 from grpo_sweeps.report import claims_advantages, rules
 from grpo_sweeps.report.claims_budget import budget_pairs, c11, extra_cells
 from grpo_sweeps.report.claims_gradient import c5, shuffled
@@ -95,6 +95,17 @@ def rank_with_floor(groups: pd.DataFrame, alpha: float, rank: str = "effective_r
     precision allows."""
     by = clusters(groups)
     middle, low, high = (pooled(groups, name, alpha, by) for name in (rank, f"{rank}_floor_low", f"{rank}_floor_high"))
+    return Interval(middle.mean, low.low, high.high, middle.n, middle.clusters)
+
+
+def rank_of_few(R: int, groups: pd.DataFrame, alpha: float) -> Interval:
+    """As `rank_with_floor`, by Hoeffding's interval: groups of one prompt, or where there are several seeds of one
+    seed, count as one."""
+    labels = groups["seed"] if groups["seed"].nunique() > 1 else groups["prompt_id"]
+    middle, low, high = (
+        bounded_interval(groups[f"effective_rank{end}"].astype(float), labels, 1.0, R, alpha)
+        for end in ("", "_floor_low", "_floor_high")
+    )
     return Interval(middle.mean, low.low, high.high, middle.n, middle.clusters)
 
 
@@ -190,8 +201,10 @@ def _distinct_rank(R: int, groups: pd.DataFrame) -> str:
 def _c8_at(R: int, groups: pd.DataFrame, alpha: float) -> Finding:
     if not len(groups):
         return Finding(R, 0, "nothing measured", "", UNDECIDED, UNKNOWN, "about 2")
-    rank, difference = rank_with_floor(groups, alpha), pooled_difference(groups, alpha)
-    measured = f"effective rank {with_interval(rank.mean, rank.low, rank.high)}"
+    few = len(groups) < rules.MIN_GROUPS
+    rank = rank_of_few(R, groups, alpha) if few else rank_with_floor(groups, alpha)
+    difference = pooled_difference(groups, alpha)
+    measured = f"effective rank {with_interval(rank.mean, rank.low, rank.high)}" + (", Hoeffding's" if few else "")
     null = (
         f"orthogonal scores {groups['null_effective_rank'].mean():.2f}, measured minus null "
         f"{with_interval(difference.mean, difference.low, difference.high)}"
@@ -201,6 +214,8 @@ def _c8_at(R: int, groups: pd.DataFrame, alpha: float) -> Finding:
     if groups["null_gaussian"].notna().any():
         null += f"; Gaussian scores with each group's own spectrum {groups['null_gaussian'].mean():.2f}"
     verdict = judge(rank, ABOUT_TWO - MARGIN, ABOUT_TWO + MARGIN, len(groups))
+    if few and rank.outside(ABOUT_TWO - MARGIN, ABOUT_TWO + MARGIN):
+        verdict = rules.CONTRADICTED
     return Finding(R, len(groups), measured, null, verdict, rank, "about 2")
 
 

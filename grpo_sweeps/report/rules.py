@@ -22,7 +22,8 @@ MARGIN = 0.25
 """C8, C10: "about 2" means a mean effective rank in [1.75, 2.25]."""
 
 MIN_GROUPS = 30
-"""Measured mixed groups below which an R is not decided."""
+"""Measured mixed groups below which an R is not decided, since Student's t is off for few and skewed values. C8 alone
+can fall to fewer: the effective rank lies in [1, R], and Hoeffding's interval holds for any number of such values."""
 
 TOLERATED_SHARE = 0.05
 """C7: a bound that more than one group in twenty breaks does not hold."""
@@ -52,7 +53,8 @@ MIN_PER_K = 5
 
 IN_WORDS = (
     f"Fixed before looking: 'about 2' means a mean effective rank within {MARGIN:g} of {ABOUT_TWO:g}; fewer than "
-    f"{MIN_GROUPS} measured mixed groups at an R decide nothing there; a rank bound is broken when {WITNESSES} groups "
+    f"{MIN_GROUPS} measured mixed groups at an R decide nothing there, save that 'about 2' falls where Hoeffding's "
+    "interval, which asks for no distribution, excludes it; a rank bound is broken when {WITNESSES} groups "
     f"exceed it beyond the precision of K, and holds when at most {TOLERATED_SHARE:.0%} do; the gradient's norm "
     "scales with sigma_r when its log-log slope is between 1 and 2 (0 and 1 after division by the group's standard "
     f"deviation), give or take {SLOPE_MARGIN:g}; identities hold to {SUM_TOLERANCE:.0e}. Intervals behind verdicts "

@@ -20,6 +20,7 @@ import yaml
 from grpo_sweeps.precision import tolerance
 from grpo_sweeps.report import rules
 from grpo_sweeps.report.build import build
+from grpo_sweeps.report.claims import rank_of_few
 from grpo_sweeps.report.query import load_sweep
 from grpo_sweeps.report.table import pooled, usable_groups
 from grpo_sweeps.spectra import effective_rank, eigenvalue_error, eigenvalues, summary
@@ -34,7 +35,7 @@ from tests.unit.report.conftest import config_of
 FILE = Path(__file__).parents[1] / "data" / "real_grams" / "qwen2_5_coder_0_5b_R8.json"
 GROUPS: list[dict[str, Any]] = json.loads(FILE.read_text())["groups"]
 VALUES = ("effective_rank", "participation_ratio", "top1_fraction")
-R, SEEDS, DTYPE = 8, (0, 1), "bfloat16"
+R, DTYPE = 8, "bfloat16"
 
 
 def record(g: dict[str, Any]) -> GroupRecord:
@@ -93,58 +94,50 @@ def test_a_step_recomputed_from_older_records():
 
 @pytest.fixture(scope="module")
 def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The groups in two runs as an older version wrote them, without the column `same_as`.
-
-    A verdict wants `rules.MIN_GROUPS` groups, and there are 20: the second run repeats the first one under another
-    seed. Intervals are clustered by prompt, so that theirs are those of the 20 groups.
-    """
+    """The groups in a run as an older version wrote it, without the column `same_as`."""
     root = tmp_path_factory.mktemp("real") / "runs"
     changes = {"model.name": "qwen2_5_coder_0_5b", "model.dtype": DTYPE, "trainer.prompts": 16}
-    for seed in SEEDS:
-        run = root / "real" / f"run{seed}"
-        run.mkdir(parents=True)
-        (run / "config.yaml").write_text(yaml.safe_dump(config_of(R, seed, "real", changes)))
-        write_status(
-            run, RunStatus(state="finished", identity=run.name, sweep="real", step=3, total=3, commit="6f87720")
-        )
-        with LocalRecord(run) as journal:
-            journal.log_groups([record(g) for g in GROUPS])
-            journal.log_metrics(0, {"reward": 0.1, "grad_norm": 1.0})
-        (segment,) = (run / "grams").glob("*.parquet")
-        pq.write_table(pq.read_table(segment).drop_columns(["same_as"]), segment)
-        assert all(is_older(g) for g in read_groups(run))
+    run = root / "real" / "run0"
+    run.mkdir(parents=True)
+    (run / "config.yaml").write_text(yaml.safe_dump(config_of(R, 0, "real", changes)))
+    write_status(run, RunStatus(state="finished", identity=run.name, sweep="real", step=3, total=3, commit="6f87720"))
+    with LocalRecord(run) as journal:
+        journal.log_groups([record(g) for g in GROUPS])
+        journal.log_metrics(0, {"reward": 0.1, "grad_norm": 1.0})
+    (segment,) = (run / "grams").glob("*.parquet")
+    pq.write_table(pq.read_table(segment).drop_columns(["same_as"]), segment)
+    assert all(is_older(g) for g in read_groups(run))
     return root
 
 
 def test_a_report_of_older_records_has_the_values_of_their_grams(runs: Path, tmp_path: Path):
     folder, claims = build("real", runs, tmp_path / "out", ["report"])
     table = pd.read_csv(folder / "table1.csv")
-    sweep = load_sweep("real", runs)
-    groups = usable_groups(sweep, "all", R)
-    assert len(groups) == len(SEEDS) * len(GROUPS)
+    groups = usable_groups(load_sweep("real", runs), "all", R)
+    assert len(groups) == len(GROUPS)
     for name in VALUES:
         mean = np.mean([g[name] for g in GROUPS])
         assert groups[name].mean() == pytest.approx(mean, rel=1e-9)
         assert table.at[0, name] == pytest.approx(mean, rel=1e-9)
-        assert (groups[f"{name}_floor_low"] < groups[name]).all() and (
-            groups[name] < groups[f"{name}_floor_high"]
-        ).all()
+        low, high = (groups[f"{name}_floor_{end}"] for end in ("low", "high"))
+        assert (low < groups[name]).all() and (groups[name] < high).all()
+    page = (folder / "index.html").read_text()
+    assert "20 of 20 measured groups were recorded before" in page and "cosine of 1 - 1e-9" in page
+    assert "tolerance of the run&#39;s own check (0.0039)" in page
     (c8,) = (c for c in claims if c.id == "C8")
     (finding,) = c8.findings
-    assert finding.verdict == rules.CONTRADICTED and len(GROUPS) < rules.MIN_GROUPS <= finding.groups
-    assert finding.interval.low < groups["effective_rank_floor_low"].mean() < finding.interval.mean
+    assert c8.verdict == finding.verdict == rules.CONTRADICTED and finding.groups == len(GROUPS) < rules.MIN_GROUPS
+
+
+def test_twenty_groups_contradict_about_two_whatever_their_distribution(runs: Path):
+    """Hoeffding's interval, from each end that the precision of K leaves; Student's t is not trusted with so few."""
+    groups = usable_groups(load_sweep("real", runs), "all", R)
     alpha = rules.simultaneous_alpha(1)
-    once = pooled(groups[groups["seed"] == 0], "effective_rank_floor_low", alpha)
-    assert finding.interval.low == pytest.approx(once.low, rel=1e-9) and once.low > 4  # repeating has narrowed nothing
-    (c7,) = (c for c in claims if c.id == "C7")
-    assert c7.verdict == rules.CONTRADICTED  # rank 8 beyond the precision of K
-    page = (folder / "index.html").read_text()
-    assert "40 of 40 measured groups were recorded before" in page and "cosine of 1 - 1e-9" in page
-    assert "tolerance of the run&#39;s own check (0.0039)" in page
-
-
-def test_twenty_groups_alone_decide_nothing(runs: Path):
-    """The rule on the number of groups stands, whatever the precision."""
-    assert rules.judge(pooled(usable_groups(load_sweep("real", runs), "all", R), "effective_rank"), 1.75, 2.25, 20) == (
-        rules.UNDECIDED
-    )
+    half = (R - 1) * np.sqrt(np.log(2 / alpha) / (2 * len(GROUPS)))
+    found = rank_of_few(R, groups, alpha)
+    assert found.mean == pytest.approx(np.mean([g["effective_rank"] for g in GROUPS]), rel=1e-9)
+    assert found.low == pytest.approx(groups["effective_rank_floor_low"].mean() - half, rel=1e-9)
+    assert 2.25 < found.low < found.mean - half + 0.2 and found.high == R
+    assert rules.judge(pooled(groups, "effective_rank"), 1.75, 2.25, len(groups)) == rules.UNDECIDED
+    two_seeds = pd.concat([groups, groups.assign(seed=1)])
+    assert rank_of_few(R, two_seeds, alpha).low == 1.0, "two seeds tell nothing without an assumption"

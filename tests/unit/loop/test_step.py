@@ -11,7 +11,9 @@ import pytest
 import torch
 
 from grpo_sweeps.config import RolloutConfig, RunConfig
+from grpo_sweeps.engine.sampler import Rollout
 from grpo_sweeps.estimators import DECLARATIONS, opo
+from grpo_sweeps.loop.metrics import group_shares
 from grpo_sweeps.loop.setup import Setup, micro_batch_groups, prepare
 from grpo_sweeps.loop.step import Rated, backward, rollouts_with_advantages, training_step
 
@@ -181,3 +183,13 @@ def test_advantages_of_another_shape_are_named(make_config: MakeConfig) -> None:
     setup = prepare(make_config(estimator="loop_functions.mean_only"))
     with pytest.raises(ValueError, match=r"mean_only gave \(4,\): a tensor of shape \(4, 4\)"):
         training_step(setup, 0)
+
+
+def test_shares_of_groups() -> None:
+    rewards = [(1.0, 1.0), (0.0, 0.0), (0.0, 1.0), (0.5, 0.5), (1.0, 2.0), (-1.0, -1.0), (2.0, 2.0), (0.0, 0.0)]
+    rewards_GR = np.array(rewards)
+    texts = [(1,), (1,), (1,), (2,), (1,), (2,), (1,), (1,), (1,), (2,), (3,), (3,), (1,), (2,), (1,), (2, 1)]
+    rollouts = [Rollout((0,), ids, "", np.zeros(len(ids)), False) for ids in texts]
+    assert group_shares(rewards_GR, rollouts) == {
+        "groups/mixed": 2 / 8, "groups/all_right": 2 / 8, "groups/all_wrong": 3 / 8, "groups/same_text": 3 / 8,
+    }  # fmt: skip

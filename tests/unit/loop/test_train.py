@@ -125,6 +125,11 @@ def test_checkpoints_by_the_clock_and_at_the_end(
     assert checkpoints(tmp_path / "off") == ["step_0000004"]
 
 
+def _of_checkpoints(notes: list[str]) -> list[str]:
+    """Without what looks wrong with a model that was never trained."""
+    return [note for note in notes if not note.startswith(NAMED)]
+
+
 @pytest.mark.parametrize("first", [1, 2])
 def test_a_checkpoint_that_cannot_be_written_costs_nothing(
     make_config: MakeConfig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, first: int
@@ -140,7 +145,7 @@ def test_a_checkpoint_that_cannot_be_written_costs_nothing(
 
     monkeypatch.setattr(keep.checkpoint, "save", full)
     train(config, tmp_path / "full", Watch(note=notes.append))
-    assert [note for note in notes if not note.startswith(NAMED)] == [
+    assert _of_checkpoints(notes) == [
         f"the checkpoint of step {first} could not be written (No space left on device); the run goes on without it",
         f"checkpoints can be written again, from step {first + 2} on",
     ]
@@ -169,8 +174,8 @@ def test_a_damaged_newest_checkpoint_is_noted_and_the_one_before_taken(make_conf
     (newest / "state.pt").write_bytes((newest / "state.pt").read_bytes()[:-50])
     notes: list[str] = []
     train(config, tmp_path / "cut", Watch(note=notes.append))
-    notes = [note for note in notes if not note.startswith(NAMED)]
-    assert len(notes) == 1 and newest.name in notes[0] and "Trying the one before it" in notes[0]
+    (note,) = _of_checkpoints(notes)
+    assert newest.name in note and "Trying the one before it" in note
     assert record(tmp_path / "cut") == record(tmp_path / "whole")
 
 
@@ -198,3 +203,11 @@ def test_equal_rollouts_a_step(make_config: MakeConfig, tmp_path: Path, R: int, 
     assert [g.group for g in recorded] == 2 * list(range(groups)) and {g.R for g in recorded} == {R}
     assert len({g.prompt_id for g in recorded}) == 2 * groups
     assert read_metrics(tmp_path / "run")["rollouts"].tolist() == [0, 16]
+
+
+def test_weights_that_are_no_longer_finite_are_not_kept(make_config: MakeConfig, tmp_path: Path) -> None:
+    """The last update's overflow would else be found by whoever goes on from it."""
+    config = make_config(trainer={"lr": 1e308, "steps": 1, "eval_every": 0, "max_grad_norm": 0.0})
+    with pytest.raises(FloatingPointError, match=r"the weights \S+ are not finite after step 1: the run has diverged"):
+        train(config, tmp_path / "far", Watch(note=lambda sentence: None))
+    assert not list((tmp_path / "far").glob("checkpoints/step_*"))

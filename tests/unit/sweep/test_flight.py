@@ -15,6 +15,7 @@ import pytest
 from grpo_sweeps import check, run
 from grpo_sweeps.config import RunConfig
 from grpo_sweeps.models import tiny_path
+from grpo_sweeps.report.__main__ import main as report
 from grpo_sweeps.report.query import load_sweep
 from grpo_sweeps.report.wrong import wrong
 from grpo_sweeps.sweep import flight
@@ -250,19 +251,25 @@ def test_failed_part_is_the_innermost_of_the_last_traceback() -> None:
     assert flight.failed_part("no traceback") == ""
 
 
-def test_the_page_of_a_report_begins_with_it_in_one_line_an_arm(place: Path) -> None:
+def test_a_report_begins_with_it_in_one_line_an_arm(
+    place: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
     command = ["-m", "seed=1,2", "reward._target_=planted.never", LIMIT]
     assert run.main(words_for(command)) == 0
+    capfd.readouterr()
     sweep = load_sweep("adhoc", "runs", keep_parts=False)
     lines = wrong(sweep)
     (zero,) = [line for line in lines if "every reward is 0" in line]
     assert zero.startswith("R=2 seed=1") and " and 1 more of 2 runs (numbers of the first): every reward is 0" in zero
-    from grpo_sweeps.report.build import contents
-
-    page = contents(sweep, [], ["report"], ["<script>"])["index.html"].decode()
+    assert report(["sweep=adhoc"]) == 0
+    assert capfd.readouterr().out.startswith(f"looks wrong: {lines[0]}")
+    page = Path("reports/adhoc/index.html").read_text()
     box = page.index('<h2 id="wrong">What looks wrong</h2>')
-    assert box < page.index("<nav") and box < page.index('id="table"') and "<li>&lt;script&gt;</li>" in page
-    assert 'id="wrong"' not in contents(sweep, [], ["report"])["index.html"].decode()
+    assert box < page.index("<nav") and box < page.index('id="table"') and "every reward is 0 (reward planted" in page
+    monkeypatch.setattr("grpo_sweeps.report.build.wrong", lambda sweep: ["<script>"])
+    assert report(["sweep=adhoc"]) == 0 and "<li>&lt;script&gt;</li>" in Path("reports/adhoc/index.html").read_text()
+    monkeypatch.setattr("grpo_sweeps.report.build.wrong", lambda sweep: [])
+    assert report(["sweep=adhoc"]) == 0 and 'id="wrong"' not in Path("reports/adhoc/index.html").read_text()
 
 
 def test_a_resumed_run_does_not_say_it_again(place: Path, capfd: pytest.CaptureFixture[str]) -> None:
