@@ -9,13 +9,17 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from grpo_sweeps.engine.gram import GradientGram
+    from grpo_sweeps.engine.gram import GradientGram, verify_against_autograd
     from grpo_sweeps.report.query import load_sweep
 
 __version__ = "0.1.0"
-__all__ = ["GradientGram", "__version__", "load_sweep"]
+__all__ = ["GradientGram", "__version__", "load_sweep", "verify_against_autograd"]
 
-_HOMES = {"GradientGram": "grpo_sweeps.engine.gram", "load_sweep": "grpo_sweeps.report.query"}
+_HOMES = {
+    "GradientGram": "grpo_sweeps.engine.gram",
+    "load_sweep": "grpo_sweeps.report.query",
+    "verify_against_autograd": "grpo_sweeps.engine.gram",
+}
 
 
 def __getattr__(name: str) -> Any:

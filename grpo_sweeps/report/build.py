@@ -14,6 +14,7 @@ from grpo_sweeps.report.curves_figure import curves_figures
 from grpo_sweeps.report.design import design
 from grpo_sweeps.report.drawing import render
 from grpo_sweeps.report.figures import figures
+from grpo_sweeps.report.float32 import float32_section, float32_table
 from grpo_sweeps.report.formats import csv, headline, latex, markdown
 from grpo_sweeps.report.layers import layer_table
 from grpo_sweeps.report.manifest import manifest
@@ -76,6 +77,10 @@ def contents(
         tables |= {"updates": steps, "update_layers": parts}
     about_design = design(sweep)
     tables |= about_design.tables
+    in_float32 = float32_table(sweep)
+    if len(in_float32):
+        tables["float32"] = in_float32
+    sections = [*float32_section(in_float32), *about_design.sections]
     header, rows = headline(tables["table1"])
     plots = curves_figures(sweep, tables["curves"])
     plots += [*figures(sweep, tables["by_k"], layers, steps, parts), *about_design.plots]
@@ -87,7 +92,7 @@ def contents(
         "table1.tex": latex(header, rows, CAPTION, f"tab:{sweep.name}"),
         "claims.csv": csv(claims_frame(claims)),
         "claims.md": claims_markdown(claims),
-        "index.html": render_page(sweep, tables, claims, plots, images, lacking, about_design.sections, looks_wrong),
+        "index.html": render_page(sweep, tables, claims, plots, images, lacking, sections, looks_wrong),
     }
     files = {name: data for name, data in images.items() if not name.endswith(".svg")}
     files |= {name: text.encode("utf-8") for name, text in texts.items()}

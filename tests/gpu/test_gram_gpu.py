@@ -1,11 +1,12 @@
-"""The Gram on a CUDA device: exact in float64, within the floor in the dtypes that train, and no block larger than
+"""The Gram on a CUDA device: exact in float64, that of its own rows in the dtypes that train, and no block larger than
 allowed."""
 
 import pytest
 import torch
 
-from grpo_sweeps.engine.gram import GradientGram, GramError, verify_against_autograd
+from grpo_sweeps.engine.gram import GradientGram, GramError, measured_floor, verify_against_autograd
 from grpo_sweeps.engine.gram.layout import RowLayout, unit_inner, weighted_sum, wide_mm
+from grpo_sweeps.engine.gram.verify import SAFETY
 from tests.unit.engine.gram_oracle import SUMS, Batch, batch, build, measured, oracle_rows, plain_sums, relative, whole
 
 pytestmark = [
@@ -34,14 +35,16 @@ def test_float64_equals_separate_backward_passes(name, tied, path):
 @pytest.mark.parametrize("form", ["blocks", "ghost", "onepass", "auto"])
 @pytest.mark.parametrize("path", list(SUMS))
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16], ids=str)
-def test_training_dtypes_stay_within_the_floor(dtype, path, form):
-    b = on_gpu(batch(5))
-    model = build("llama", True, dtype).cuda()
-    wide = build("llama", True).to(dtype).double().cuda()
+def test_training_dtypes_give_the_gram_of_their_own_rows(dtype, path, form):
+    """Beside separate backwards of one forward in the same dtype: what K's own sums leave."""
+    b, model = on_gpu(batch(5)), build("llama", True, dtype).cuda()
     m = measured(model, b, [5], WEIGHTS, SUMS[path], form=form)
-    assert relative(m.matrix(), whole(oracle_rows(wide, b)).cpu()) < 2 * m.floor
+    rows = {name: grads.double() for name, grads in oracle_rows(model, b, SUMS[path]).items()}
+    assert relative(m.matrix(), whole(rows).cpu()) < m.floor
     assert m.check() < m.floor
-    verify_against_autograd(model, GradientGram(model), lambda: SUMS[path](model, b), [5], WEIGHTS)
+    gram = GradientGram(model, form=form)
+    assert measured_floor(model, gram, lambda: SUMS[path](model, b), [5]) < SAFETY * m.floor
+    verify_against_autograd(model, gram, lambda: SUMS[path](model, b), [5])
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16], ids=str)

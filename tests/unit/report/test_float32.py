@@ -1,0 +1,32 @@
+"""The dtype's table of the report: the runs' own numbers, in a section of its own."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+
+import pandas as pd
+
+from grpo_sweeps.report.float32 import COLUMNS, ENDS, QUANTITIES, float32_section, float32_table
+
+RUN = {"run": "a", "arm": "all", "R": 8, "seed": 0}
+
+
+def sweep_of(rows: list[dict[str, object]]) -> SimpleNamespace:
+    return SimpleNamespace(metrics=pd.DataFrame(rows), dtype=lambda run: {"a": "bfloat16"}[run])
+
+
+def test_one_row_per_run_that_compared() -> None:
+    values = {f"float32/{q}{end}": 0.01 * i for i, q in enumerate(QUANTITIES) for end in ENDS}
+    compared = {**RUN, "step": 0, "float32/groups": 16.0, "float32/entry": 0.039, **values}
+    table = float32_table(sweep_of([compared, {**RUN, "step": 1}]))
+    assert list(table.columns) == COLUMNS and len(table) == 1
+    assert table.loc[0, "participation_ratio_high"] == 0.01 and table.loc[0, "dtype"] == "bfloat16"
+    (section,) = float32_section(table)
+    shown = ("0.00 [0.00, 0.00]", "1.00 [1.00, 1.00]", "2.00 [2.00, 2.00]")
+    assert section.rows == (("8", "0", "bfloat16", "16", *shown, "0.039"),)
+    assert "largest of all is 2.00%" in section.before[0] and section.files == ("float32.csv",)
+
+
+def test_nothing_without_such_a_run() -> None:
+    table = float32_table(sweep_of([{**RUN, "step": 0}]))
+    assert len(table) == 0 and float32_section(table) == []
