@@ -34,15 +34,16 @@ def float32_section(table: pd.DataFrame) -> list[Section]:
     header = ("R", "seed", "dtype", "groups", *(q.replace("_", " ") for q in QUANTITIES), "largest entry")
     rows = []
     for row in table.to_dict("records"):
-        cells = [with_interval(*(100 * float(row[f"{q}{end}"]) for end in ("", "_low", "_high"))) for q in QUANTITIES]
+        percent = {name: 100 * float(row[name]) for name in COLUMNS if name.startswith(QUANTITIES)}
+        cells = [with_interval(percent[q], percent[f"{q}_low"], percent[f"{q}_high"]) for q in QUANTITIES]
         start = (str(row["R"]), str(row["seed"]), str(row["dtype"]), f"{row['groups']:.0f}")
         rows.append((*start, *cells, f"{row['entry']:.3f}"))
     worst = 100 * float(table[[f"{q}_largest" for q in QUANTITIES]].max().max())
     before = (
-        "The spectra of the same rollouts with the weights in the training dtype and in float32: mean relative difference "
-        f"over groups in percent, with its 95% interval; the largest of all is {worst:.2f}%. The last column is the mean "
-        "over groups of the largest difference of an entry of K over sqrt(K_ii K_jj): entries differ by far more than "
-        "spectra do.",
+        "The spectra of the same rollouts with the weights in the training dtype and in float32: mean relative "
+        "difference over groups in percent, with its 95% interval; the largest of all is "
+        f"{worst:.2f}%. The last column is the mean over groups of the largest difference of an entry of K over "
+        "sqrt(K_ii K_jj): entries differ by far more than spectra do.",
     )
     after = ("This is a measurement of its own: it changes no value, merges no rows and widens no verdict.",)
     section = Section("float32", "The dtype beside float32", before, header, tuple(rows), after, ("float32.csv",))

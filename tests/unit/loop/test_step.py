@@ -186,8 +186,7 @@ def test_advantages_of_another_shape_are_named(make_config: MakeConfig) -> None:
 
 
 def test_shares_of_groups() -> None:
-    rewards = [(1.0, 1.0), (0.0, 0.0), (0.0, 1.0), (0.5, 0.5), (1.0, 2.0), (-1.0, -1.0), (2.0, 2.0), (0.0, 0.0)]
-    rewards_GR = np.array(rewards)
+    rewards_GR = np.array([[1.0, 1.0], [0, 0], [0, 1], [0.5, 0.5], [1, 2], [-1, -1], [2, 2], [0, 0]])
     texts = [(1,), (1,), (1,), (2,), (1,), (2,), (1,), (1,), (1,), (2,), (3,), (3,), (1,), (2,), (1,), (2, 1)]
     rollouts = [Rollout((0,), ids, "", np.zeros(len(ids)), False) for ids in texts]
     assert group_shares(rewards_GR, rollouts) == {
