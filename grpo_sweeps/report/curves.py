@@ -1,9 +1,9 @@
 """How training went, by step, for each arm and R: reward, length, entropy, cut share, silent groups, gradient norm.
 
 A run's value in a window of steps is the mean over the window's steps; the table has the mean over runs, with its 95%
-interval clustered by seed (none with one seed). Silent groups have equal rewards, so that under a group baseline they teach
-nothing: all right where these are 1 or more, all wrong where they are 0 or less; others are in neither. They are counted
-from the records of the groups.
+interval clustered by seed (none with one seed). Silent groups have equal rewards, so that under a group baseline they
+teach nothing: all right where these are 1 or more, all wrong where they are 0 or less, others in neither. They are
+counted from the records of the groups.
 """
 
 from __future__ import annotations

@@ -50,8 +50,7 @@ SIGNAL = {
 CAPTION = (
     "Cut completions reached the limit of tokens. Silent groups have equal rewards, so that under a group baseline "
     "they teach nothing: all right with a reward of 1 or more (filled), all wrong with 0 or less (open, dotted, no "
-    "band). "
-    "Entropy: mean of −log π over the sampled tokens. Gradient norm: of the step's whole gradient, before clipping. "
+    "band). Entropy: mean of −log π over the sampled tokens. Gradient norm: of a step's gradient, before clipping. "
 )
 NOISE_CAPTION = (
     "With m the estimate of the squared mean gradient of one group, from products of different groups of a step alone, "
