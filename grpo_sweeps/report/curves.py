@@ -2,7 +2,8 @@
 
 A run's value in a window of steps is the mean over the window's steps; the table has the mean over runs, with its 95%
 interval clustered by seed (none with one seed). Silent groups have equal rewards, so that under a group baseline they
-teach nothing: all right with a reward above 0, all wrong otherwise. They are counted from the records of the groups.
+teach nothing: all right where these are 1 or more, all wrong where they are 0 or less, others in neither. They are
+counted from the records of the groups.
 """
 
 from __future__ import annotations
@@ -60,8 +61,9 @@ def training_steps(sweep: Sweep, arm: str, R: int) -> pd.DataFrame:
     keys = ["run", "seed", "step"]
     logged = m.reindex(columns=[*keys, *METRICS.values()]).set_axis([*keys, *METRICS], axis=1)
     logged = logged[logged[list(METRICS)].notna().any(axis=1)]  # an evaluation after the last step is none of training
-    silent, right = ~g["mixed"].astype(bool), g["reward_mean"].astype(float) > 0
-    shares = g[keys].assign(all_right=(silent & right).astype(float), all_wrong=(silent & ~right).astype(float))
+    silent, reward = ~g["mixed"].astype(bool), g["reward_mean"].astype(float)
+    right, wrong = silent & (reward >= 1), silent & (reward <= 0)
+    shares = g[keys].assign(all_right=right.astype(float), all_wrong=wrong.astype(float))
     steps = logged.merge(shares.groupby(keys).mean().reset_index(), on=keys, how="outer").sort_values(keys)
     values = steps[list(VALUES)].astype(float)
     return steps[keys].assign(**values.where(np.isfinite(values)))

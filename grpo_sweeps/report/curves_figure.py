@@ -49,8 +49,8 @@ SIGNAL = {
 }
 CAPTION = (
     "Cut completions reached the limit of tokens. Silent groups have equal rewards, so that under a group baseline "
-    "they teach nothing: all right with a reward above 0 (filled), all wrong otherwise (open, dotted, no band). "
-    "Entropy: mean of −log π over the sampled tokens. Gradient norm: of the step's whole gradient, before clipping. "
+    "they teach nothing: all right with a reward of 1 or more (filled), all wrong with 0 or less (open, dotted, no "
+    "band). Entropy: mean of −log π over the sampled tokens. Gradient norm: of a step's gradient, before clipping. "
 )
 NOISE_CAPTION = (
     "With m the estimate of the squared mean gradient of one group, from products of different groups of a step alone, "
@@ -147,15 +147,17 @@ def _limits(ax: Axes, curves: Sequence[pd.DataFrame], columns: Sequence[str], dr
     means = np.concatenate([rows[c].dropna().to_numpy(float) for rows in curves for c in columns])
     ends = np.concatenate([rows[f"{c}_{end}"].dropna() for rows in curves for c in columns for end in ("low", "high")])
     scale, back = (np.log10, lambda y: 10.0**y) if drawn.log else (lambda y: y, lambda y: y)
-    ends = ends[ends > 0] if drawn.log else ends
+    ends = ends[ends > 0] if drawn.log else ends.clip(*drawn.bounds)
     means, ends = scale(means), scale(ends)
     bottom, top = means.min(), means.max()
-    reach = max(top - bottom, 0.1 if drawn.log else 0.05 * abs(top), 1e-9)
+    if not drawn.log and bottom == top == 0 and not ends.any():
+        ax.set_ylim(-0.03, 1.03)
+        return
+    reach = max(top - bottom, 0.1 if drawn.log else 0.05 * abs(top))
     low = max(min([bottom, *ends]), bottom - reach)
     high = min(max([top, *ends]), top + reach)
     room = 0.05 * max(high - low, reach)
-    floor = -np.inf if drawn.log or drawn.bounds[0] < 0 else 0.0
-    ax.set_ylim(back(max(low - room, floor) if bottom >= 0 or drawn.log else low - room), back(high + room))
+    ax.set_ylim(back(low - room), back(high + room))
     if drawn.log:
         ax.yaxis.set_major_locator(LogLocator(numticks=6, subs=(1.0, 2.0, 5.0) if high - low < 2 else (1.0,)))
         ax.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))

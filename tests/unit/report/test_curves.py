@@ -121,8 +121,11 @@ def test_values_that_are_not_finite_are_no_part_of_a_mean(write, tmp_path):
     assert table["grad_norm"].isna().tolist() == table["entropy"].isna().tolist() == [False, True]
 
 
-@pytest.mark.parametrize(("rewards", "share"), [((-1.0, -1.0), "all_wrong"), ((0.5, 0.5), "all_right")])
-def test_a_silent_group_of_other_rewards_is_right_above_zero(write, tmp_path, rewards, share):
+@pytest.mark.parametrize(
+    ("rewards", "share"),
+    [((-1.0, -1.0), "all_wrong"), ((2.0, 2.0), "all_right"), ((0.5, 0.5), None), ((0.0, 2.0), None)],
+)
+def test_a_silent_group_of_other_rewards(write, tmp_path, rewards, share):
     write(tmp_path, "r", 2, 0, steps=1, change=lambda g: dataclasses.replace(g, rewards=rewards, gram=None))
     table = curve_table(load_sweep("r", tmp_path))
     assert table[[*SILENT]].iloc[0].to_dict() == {name: float(name == share) for name in SILENT}
@@ -158,6 +161,15 @@ def test_lines_are_told_apart_and_bands_leave_the_curves_their_shape(runs):
     assert [t.get_text() for t in silent.get_legend().get_texts()] == ["R = 2", "R = 4", "all right", "all wrong"]
     for line in length.lines:
         assert len(line.get_xdata()) / (line.get_markevery() or 1) <= MARKS
+    plt.close(fig)
+
+
+def test_a_curve_of_zeros_has_an_axis_that_can_be_read(runs):
+    sweep = load_sweep("learnt", runs)
+    table = curve_table(sweep).assign(grad_norm=0.0, grad_norm_low=0.0, grad_norm_high=0.0)
+    fig, ax = plt.subplots()
+    curves_figures(sweep, table)[0].panels[5].draw(ax)
+    assert ax.get_ylim() == pytest.approx((-0.03, 1.03))
     plt.close(fig)
 
 
