@@ -26,7 +26,7 @@ from grpo_sweeps.sweep.ledger import status_or_none
 from grpo_sweeps.sweep.planned import Plan, PlannedRun
 from grpo_sweeps.sweep.say import count, say
 from grpo_sweeps.symptoms import NAMED, known, symptoms
-from grpo_sweeps.tracking.status import process_started
+from grpo_sweeps.tracking.status import seconds_since_start
 from grpo_sweeps.types import ConfigError, GroupRecord
 
 COMPARED = 16  # groups of the first step whose spectra are taken in float32 as well
@@ -128,7 +128,7 @@ def take_off(run: PlannedRun, folder: Path) -> Flight:
 
     config = checked(run.config, folder)
     run_dir = paths.run_dir(folder, config.sweep, run.identity)
-    flight = Flight(config, run.name, start_s=_since_start())
+    flight = Flight(config, run.name, start_s=seconds_since_start())
     for step in range(1, STEPS + 1):
         began = time.perf_counter()
         with interruptible() as interrupts:
@@ -187,16 +187,6 @@ def _place(config: RunConfig) -> Path | None:
         return None
     runs_dir = Path(config.runs_dir).absolute()
     return next(place for place in (runs_dir, *runs_dir.parents) if place.is_dir())
-
-
-def _since_start() -> float | None:
-    """Seconds since this process began."""
-    began = process_started(os.getpid())
-    try:
-        up = float(Path("/proc/uptime").read_text(encoding="ascii").split()[0])
-    except (OSError, ValueError):
-        return None
-    return None if began is None else up - began / os.sysconf("SC_CLK_TCK")
 
 
 def device(config: RunConfig) -> tuple[str, float | None, float | None]:

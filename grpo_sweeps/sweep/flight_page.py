@@ -65,6 +65,7 @@ def _times(flight: Flight) -> list[str]:
     """Seconds by part and tokens/s, a column a step."""
     rows = flight.rows
     names = list(dict.fromkeys(name.removeprefix("time/") for row in rows for name in row if name.startswith("time/")))
+    names = [name for name in names if name != "start"]  # a line of its own below
     ordered = [name for name in WORDS if name in names] + [name for name in names if name not in WORDS]
     table: list[Sequence[str]] = [("seconds", *(f"step {i + 1}" for i in range(len(rows))))]
     if flight.start_s is not None:
