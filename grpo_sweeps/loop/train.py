@@ -64,7 +64,7 @@ def train(config: RunConfig, run_dir: Path, watch: Watch | None = None, name: st
                 record.log_completions(result.completions)
                 record.log_updates(result.updates)
                 metrics = {**result.metrics, **relative_entropy(setup, result.metrics), "rollouts": before}
-                record.log_metrics(step, metrics | (startup if step == first else {}))
+                record.log_metrics(step, metrics | (startup | _forms(setup) if step == first else {}))
                 done = step + 1
                 progress.step(done, result.metrics)
                 course.add(metrics)
@@ -89,6 +89,12 @@ def _startup() -> dict[str, float]:
         return {}
     _started.append(lived)
     return {"time/start": lived}
+
+
+def _forms(setup: Setup) -> dict[str, float]:
+    """`gram_forms/NAME`: share of the weights that this form has measured since the start; see `engine.gram.forms`."""
+    taken = setup.gram.forms_taken if setup.gram is not None else {}
+    return {f"gram_forms/{form}": count / sum(taken.values()) for form, count in taken.items()}
 
 
 def _course(config: RunConfig, run_dir: Path) -> Course:

@@ -114,6 +114,10 @@ def _measured(flight: Flight) -> list[str]:
     groups = "{} mixed, {} all right, {} all wrong".format(*shares)
     lines += _item("groups", f"{groups} (of {len(rows) * config.groups})")
     lines += _item("effective rank", _ranks(flight))
+    forms = {name: share for name, share in rows[0].items() if name.startswith("gram_forms/")}
+    if forms:
+        by = (f"{percent(share)} by {name.removeprefix('gram_forms/')}" for name, share in forms.items())
+        lines += _item("Gram of weights", ", ".join(by))
     return lines + _item(f"{config.model.dtype}"[: LABEL - 1], _precision(flight))
 
 

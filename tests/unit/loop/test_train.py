@@ -20,7 +20,7 @@ from grpo_sweeps.tracking.local import read_completions, read_evals, read_groups
 from tests.unit.loop.cut_runs import Interrupted, train_until
 
 MakeConfig = Callable[..., RunConfig]
-CLOCK = ("time", "step_time")  # and everything below time/
+CLOCK = ("time", "step_time")  # and everything below time/, and what is said once after a start
 
 
 def record(folder: Path) -> dict[str, Any]:
@@ -29,7 +29,7 @@ def record(folder: Path) -> dict[str, Any]:
         (dataclasses.replace(g, gram=None), None if g.gram is None else g.gram.tobytes()) for g in read_groups(folder)
     ]
     metrics = read_metrics(folder)
-    clocks = [name for name in metrics if name in CLOCK or name.startswith("time/")]
+    clocks = [name for name in metrics if name in CLOCK or name.startswith(("time/", "gram_forms/"))]
     return {
         "metrics": metrics.drop(columns=clocks).to_csv(index=False),
         "groups": groups,

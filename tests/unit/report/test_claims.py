@@ -160,3 +160,7 @@ def test_frame_and_markdown_carry_every_finding(full_sweep):
 )
 def test_a_claim_about_every_R(found, expected):
     assert rules.all_of(found) == expected
+
+
+def test_the_rules_in_words_have_their_numbers():
+    assert "{" not in rules.IN_WORDS and f"{rules.WITNESSES} groups" in rules.IN_WORDS
