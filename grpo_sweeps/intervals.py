@@ -20,7 +20,8 @@ from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
-from scipy import special
+from scipy import sparse, special
+from scipy.sparse import csgraph
 
 from grpo_sweeps.spectra import Array
 
@@ -164,6 +165,21 @@ def bounded_interval(values: ArrayLike, labels: ArrayLike, low: float, high: flo
     shares = counts / max(1, len(x))
     half = (high - low) * float(np.sqrt(np.log(2.0 / alpha) * (shares @ shares) / 2))
     return Interval(mean, max(low, mean - half), min(high, mean + half), len(x), (len(counts),))
+
+
+def linked(first: NDArray[np.intp], second: NDArray[np.intp]) -> NDArray[np.intp]:
+    """Labels of what hangs together: values that share a label of either kind, directly or through others.
+
+    first, second: (n,) labels from 0 on.
+
+    >>> linked(np.array([0, 1, 1, 2]), np.array([0, 0, 1, 2])).tolist()
+    [0, 0, 0, 1]
+    """
+    size = int(first.max(initial=-1)) + 1
+    edges = first, second + size
+    nodes = size + int(second.max(initial=-1)) + 1
+    graph = sparse.coo_matrix((np.ones(len(first)), edges), shape=(nodes, nodes))
+    return np.asarray(csgraph.connected_components(graph, directed=False)[1][first], dtype=np.intp)
 
 
 def t_quantile(probability: float, freedom: float) -> float:

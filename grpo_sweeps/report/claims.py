@@ -22,7 +22,7 @@ from dataclasses import replace
 import numpy as np
 import pandas as pd
 
-from grpo_sweeps.intervals import Interval, bounded_interval, share_over
+from grpo_sweeps.intervals import Interval, bounded_interval, linked, share_over
 from grpo_sweeps.report import claims_advantages, rules
 from grpo_sweeps.report.claims_budget import budget_pairs, c11, extra_cells
 from grpo_sweeps.report.claims_gradient import c5, shuffled
@@ -99,9 +99,11 @@ def rank_with_floor(groups: pd.DataFrame, alpha: float, rank: str = "effective_r
 
 
 def rank_of_few(R: int, groups: pd.DataFrame, alpha: float) -> Interval:
-    """As `rank_with_floor`, by Hoeffding's interval: groups of one prompt, or where there are several seeds of one
-    seed, count as one."""
-    labels = groups["seed"] if groups["seed"].nunique() > 1 else groups["prompt_id"]
+    """As `rank_with_floor`, by Hoeffding's interval. Groups that share a prompt depend on one another, and where there
+    are several seeds those that share a seed: what hangs together by either counts as one."""
+    labels = pd.factorize(groups["prompt_id"])[0]
+    if groups["seed"].nunique() > 1:
+        labels = linked(labels, pd.factorize(groups["seed"])[0])
     middle, low, high = (
         bounded_interval(groups[f"effective_rank{end}"].astype(float), labels, 1.0, R, alpha)
         for end in ("", "_floor_low", "_floor_high")

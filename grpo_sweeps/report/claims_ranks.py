@@ -26,7 +26,8 @@ def other_definitions(groups: dict[int, pd.DataFrame], alpha: float, with_floor:
     """One sentence a definition: what C8's rule would say, had the paper meant it, and the values by R.
 
     with_floor: the interval of a mean, widened by what the Grams' own precision allows. The numerical rank, which that
-    precision makes, has none: nothing is decided of it where too many groups are known too coarsely (C7's rule).
+    precision makes, has none: a coarse K can only lower it, so that it does not hold where too many groups are known
+    too coarsely (C7's rule).
     """
     measured = {R: g for R, g in groups.items() if len(g)}
     return [_sentence(name, measured, alpha, with_floor) for name in DEFINITIONS] if measured else []
@@ -39,10 +40,12 @@ def _sentence(name: str, groups: dict[int, pd.DataFrame], alpha: float, with_flo
         found = with_floor(g, alpha, name) if has_floor else pooled(g, name, alpha)
         coarse = not has_floor and float((g["resolution"] > rules.RESOLUTION).mean()) > rules.TOLERATED_SHARE
         low, high = rules.ABOUT_TWO - rules.MARGIN, rules.ABOUT_TWO + rules.MARGIN
-        verdicts.append(rules.UNDECIDED if coarse else rules.judge(found, low, high, len(g)))
+        judged = rules.judge(found, low, high, len(g))
+        too_low = coarse and (judged == rules.HOLDS or found.high < low)
+        verdicts.append(rules.UNDECIDED if too_low else judged)
         null = g[f"null_orthogonal_{name}"].astype(float).mean()
         words = f"R = {R}: {with_interval(found.mean, found.low, found.high)}, orthogonal scores {null:.2f}"
-        said.append(words + (", the Grams too coarse" if coarse else ""))
+        said.append(words + (", the Grams too coarse" if too_low else ""))
     verdict = rules.all_of(verdicts)
     if verdict == rules.HOLDS and max(groups) < 4:
         verdict = rules.UNDECIDED

@@ -54,8 +54,8 @@ MIN_PER_K = 5
 IN_WORDS = (
     f"Fixed before looking: 'about 2' means a mean effective rank within {MARGIN:g} of {ABOUT_TWO:g}; fewer than "
     f"{MIN_GROUPS} measured mixed groups at an R decide nothing there, save that C8's effective rank is not 'about 2' "
-    "where Hoeffding's interval, which asks for no distribution, excludes it; a rank bound is broken when "
-    f"{WITNESSES} groups "
+    "where Hoeffding's interval, which asks for independent prompts and seeds and for no distribution, excludes it; a "
+    f"rank bound is broken when {WITNESSES} groups "
     f"exceed it beyond the precision of K, and holds when at most {TOLERATED_SHARE:.0%} do; the gradient's norm "
     "scales with sigma_r when its log-log slope is between 1 and 2 (0 and 1 after division by the group's standard "
     f"deviation), give or take {SLOPE_MARGIN:g}; identities hold to {SUM_TOLERANCE:.0e}. Intervals behind verdicts "

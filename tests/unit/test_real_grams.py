@@ -141,3 +141,5 @@ def test_twenty_groups_contradict_about_two_whatever_their_distribution(runs: Pa
     assert rules.judge(pooled(groups, "effective_rank"), 1.75, 2.25, len(groups)) == rules.UNDECIDED
     two_seeds = pd.concat([groups, groups.assign(seed=1)])
     assert rank_of_few(R, two_seeds, alpha).low == 1.0, "two seeds tell nothing without an assumption"
+    one_prompt = groups.assign(prompt_id="p", seed=range(len(groups)))
+    assert rank_of_few(R, one_prompt, alpha).low == 1.0, "nor does one prompt under many seeds"
