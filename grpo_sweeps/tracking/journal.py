@@ -197,7 +197,7 @@ class Journal:
     def read_undamaged(self) -> tuple[list[Any], list[str]]:
         """As `read`, less the files that are damaged, and a sentence for each of those. Nobody may write meanwhile."""
         tables, faults = [], []
-        readers = [partial(self._read_segment, path) for path in self._segments()]
+        readers: list[Callable[[], pa.Table]] = [partial(self._read_segment, path) for path in self._segments()]
         for reader in [*readers, self._journal_table]:
             try:
                 tables.append(reader())

@@ -251,14 +251,15 @@ def _replace(store: Store, state: CopyState, status: RunStatus, tags: dict[str, 
     old, _ = _known(state)
     name = status.name or status.identity
     new = store.find(REPLACES, old)
-    found = new is not None
     if new is None:
         new = store.create(name, status.started, tags | {REPLACES: old})
+        known = StoreState(run_id=new, status="RUNNING", name=name, tags=dict(tags))
+    else:
+        known = StoreState(run_id=new, pending=True)
     print(f"{status.sweep}/{status.identity}: run {new} replaces MLflow's run {old}: {why}.", flush=True)
     store.set_tags(old, {"grpo_sweeps.replaced_by": new, "grpo_sweeps.replaced_because": why})
     store.delete(old)
-    known = {} if found else {"status": "RUNNING", "name": name, "tags": dict(tags)}
-    state.store = StoreState(run_id=new, pending=found, **known)
+    state.store = known
     state.save()
 
 
