@@ -3,7 +3,9 @@ python -m grpo_sweeps.sync --init [uri=URI] [experiment=NAME]
 
 Copies the local records of a sweep (of all sweeps, when none is named) to MLflow. Run again it sends only what is
 missing. uri: where to; by default what the runs were configured with, else MLFLOW_TRACKING_URI, else
-sqlite:///mlflow.db here (uri=env leaves out what the runs were configured with). --follow: go on copying every few
+sqlite:///mlflow.db here (uri=env leaves out what the runs were configured with). Before that, spectral values that an
+older version logged too small are recomputed from the recorded Grams of ended runs: metrics.jsonl gets further lines,
+and MLflow a run in the place of the old one, both marked (not with --follow). --follow: go on copying every few
 seconds until standard input ends. --init: copy nothing, only make the store and its experiment where they are missing,
 once before many jobs meet there. Exit code 0: all copied; 1: something could not be (a sentence says what); 2: a bad
 command.
@@ -144,6 +146,7 @@ def _sync(folder: Path, arguments: Arguments) -> int:
     tracking = configured(folder)
     wanted = None if arguments.uri == "env" else arguments.uri or tracking.get("uri")
     uri = resolve_uri(None if wanted is None else str(wanted))
+    problems = [] if arguments.follow else _correct(folder, arguments.run)
     _needs_mlflow()
     experiment = arguments.experiment or str(tracking.get("experiment") or "grpo_sweeps")
     folder.mkdir(parents=True, exist_ok=True)
@@ -169,7 +172,20 @@ def _sync(folder: Path, arguments: Arguments) -> int:
     print(
         f"{folder.name}: {copied.runs} runs, {copied.points} points and {copied.artifacts} files new -> {redact(uri)}"
     )
-    return 1 if mirror.problems else 0
+    return 1 if mirror.problems or problems else 0
+
+
+def _correct(folder: Path, only: str | None) -> list[str]:
+    """Recompute what older versions logged; prints what was done and returns what could not be, said as well."""
+    from grpo_sweeps.sweep.lock import only_writer
+    from grpo_sweeps.tracking.recompute import correct_sweep
+
+    said, problems = correct_sweep(folder, only_writer, only)
+    for sentence in said:
+        print(sentence)
+    for problem in problems:
+        print(problem, file=sys.stderr)
+    return problems
 
 
 if __name__ == "__main__":

@@ -16,7 +16,7 @@ from grpo_sweeps.sweep.ledger import ask_queue, job_of, where_alive
 from grpo_sweeps.sweep.paths import sweep_folder, sweep_names
 from grpo_sweeps.sweep.queue import noted_jobs
 from grpo_sweeps.sweep.recent import last_lines, step_seconds
-from grpo_sweeps.tracking.lines import METRICS
+from grpo_sweeps.tracking.lines import METRICS, RECOMPUTED
 from grpo_sweeps.tracking.status import FILE_NAME as STATUS
 from grpo_sweeps.tracking.status import RecordError, RunStatus, read_status
 
@@ -83,7 +83,7 @@ def _row(run_dir: Path, jobs: frozenset[str]) -> Row:
         )
     state, error_text = _state(status, jobs)
     lines, damage = last_lines(run_dir / METRICS)
-    steps = {line["step"]: line for line in lines if "reward" in line}
+    steps = _by_step(lines)
     answer = job_of(status, jobs) if status.state not in ("finished", "failed") else None
     waits = answer is not None and answer.alive and state == "queued"
     return Row(
@@ -95,6 +95,17 @@ def _row(run_dir: Path, jobs: frozenset[str]) -> Row:
         job_id=status.job_id, queue=answer.text() if answer and waits else "",
         error=error_text, log=log, damage=damage, status=status,
     )  # fmt: skip
+
+
+def _by_step(lines: list[dict[str, Any]]) -> dict[int, dict[str, Any]]:
+    """The training steps among the lines, with what lines of correction after them say."""
+    steps: dict[int, dict[str, Any]] = {}
+    for line in lines:
+        if "reward" in line:
+            steps[line["step"]] = line
+        elif RECOMPUTED in line and line["step"] in steps:
+            steps[line["step"]] = steps[line["step"]] | line
+    return steps
 
 
 def _state(status: RunStatus, jobs: frozenset[str]) -> tuple[str, str | None]:

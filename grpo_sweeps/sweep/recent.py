@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import statistics
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
-from grpo_sweeps.tracking.lines import left_out, parse_lines
+from grpo_sweeps.tracking.lines import RECOMPUTED, left_out, parse_lines
 
 TAIL_BYTES = 65536  # more than fifty steps
 
@@ -14,20 +14,30 @@ TAIL_BYTES = 65536  # more than fifty steps
 def last_lines(path: Path) -> tuple[list[dict[str, Any]], str | None]:
     """The last whole lines of metrics.jsonl, and a sentence when some of them, or the file, cannot be read.
 
-    What is being written at this moment is left out.
+    What is being written at this moment is left out. Lines of correction (see `tracking.recompute`), which may stand
+    for steps of any age, come beside the last lines of steps and not in their place.
     """
     try:
         with open(path, "rb") as file:
-            size = file.seek(0, 2)
-            start = max(0, size - TAIL_BYTES)
-            file.seek(start)
-            text = file.read().decode("utf-8", errors="replace")
+            lines = _tail(file)
     except FileNotFoundError:
         return [], None
     except OSError as error:
         return [], f"{path} cannot be read: {error.strerror}."
-    found, faults = parse_lines(text.split("\n")[1 if start else 0 : -1])
+    found, faults = parse_lines(lines)
     return found, left_out(path, faults) if faults else None
+
+
+def _tail(file: BinaryIO) -> list[str]:
+    """The whole lines of at least half of TAIL_BYTES that hold no correction, those of correction among them."""
+    size, span = file.seek(0, 2), TAIL_BYTES
+    while True:
+        start = max(0, size - span)
+        file.seek(start)
+        lines = file.read(size - start).decode("utf-8", errors="replace").split("\n")[1 if start else 0 : -1]
+        if start == 0 or sum(len(line) for line in lines if RECOMPUTED not in line) >= TAIL_BYTES // 2:
+            return lines
+        span *= 2
 
 
 def step_seconds(lines: list[dict[str, Any]], last: int) -> float | None:

@@ -13,6 +13,7 @@ import os
 import re
 import warnings
 from collections.abc import Callable, Iterable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -192,6 +193,31 @@ class Journal:
     def read(self) -> list[Any]:
         """Every record once, sorted."""
         return self.columns.records(self.table())
+
+    def read_undamaged(self) -> tuple[list[Any], list[str]]:
+        """As `read`, less the files that are damaged, and a sentence for each of those. Nobody may write meanwhile."""
+        tables, faults = [], []
+        readers: list[Callable[[], pa.Table]] = [partial(self._read_segment, path) for path in self._segments()]
+        for reader in [*readers, self._journal_table]:
+            try:
+                tables.append(reader())
+            except RecordError as error:
+                faults.append(str(error))
+        return self.columns.records(self._sorted(self._unique(self._concat(tables)))), faults
+
+    def lacks(self, name: str) -> bool:
+        """Has any record an empty list in the field `name`, or was it written before there was one? No other column of
+        the segments is read, and a file that is damaged says nothing."""
+        for path in self._segments():
+            try:
+                if name not in pq.read_schema(path).names:
+                    return True
+                lengths = pc.list_value_length(pq.read_table(path, columns=[name])[name])
+            except (pa.ArrowException, OSError):
+                continue
+            if pc.any(pc.equal(lengths, 0)).as_py():
+                return True
+        return any(not line.get(name) for line in read_lines(self.folder / JOURNAL))
 
     def _journal_table(self) -> pa.Table:
         path = self.folder / JOURNAL

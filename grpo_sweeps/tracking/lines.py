@@ -9,6 +9,7 @@ from collections.abc import Iterable
 from typing import Any
 
 METRICS = "metrics.jsonl"
+RECOMPUTED = "spectral/recomputed"  # marks a line of correction, see `recompute`
 NON_FINITE = {"NaN": math.nan, "Infinity": math.inf, "-Infinity": -math.inf}
 LARGEST = int(sys.float_info.max)
 LATEST = 1e11  # seconds since the epoch: a later time is no time

@@ -35,12 +35,14 @@ __all__ = [
     "completions_frame",
     "evals_frame",
     "groups_frame",
+    "lacks_same_as",
     "read_completions",
     "read_config",
     "read_evals",
     "read_groups",
     "read_metrics",
     "read_status",
+    "read_undamaged_groups",
     "read_updates",
     "record_tables",
     "updates_frame",
@@ -217,6 +219,16 @@ def read_metrics(run_dir: Path | str) -> pd.DataFrame:
 def read_groups(run_dir: Path | str) -> list[GroupRecord]:
     """The group records by step and position, each once; Grams bit for bit as they were logged."""
     return _groups(run_dir).read()
+
+
+def read_undamaged_groups(run_dir: Path | str) -> tuple[list[GroupRecord], list[str]]:
+    """As `read_groups`, less the files that are damaged: a sentence for each of them. Of a run that nobody writes."""
+    return _groups(run_dir).read_undamaged()
+
+
+def lacks_same_as(run_dir: Path | str) -> bool:
+    """Are there group records that do not say which rollouts have the same tokens? Damaged files are passed over."""
+    return _groups(run_dir).lacks("same_as")
 
 
 def read_completions(run_dir: Path | str) -> list[Completion]:

@@ -3,8 +3,10 @@
 Guarantees. Killed at any moment and run again, nothing is there twice: a run is found by its record's tag, and
 wherever the note of what was copied (mlflow.json) cannot be trusted - a batch was on its way, the note is gone, the
 run went back to a checkpoint - the points in the store are compared with the local record and only missing ones are
-sent. If they contradict it (another value at the same step, or points of steps that the ended run does not have), the
-run is deleted in MLflow (restorably) and copied afresh under a new id. Timings (`step_time`, `time/...`) are left out
+sent. If they contradict it (another value at the same step, or points of steps that the ended run does not have), a
+new run is made that says which one it replaces; the old one gets tags that name the new one and say why, and is deleted
+in MLflow (restorably). So it goes where values of an older run are recomputed (see `recompute`): a chart shows these
+alone, and a tag says so. Timings (`step_time`, `time/...`) are left out
 of the comparison: steps run twice with the same result keep their first timing in MLflow. Status is set last:
 FINISHED means that all of it is there.
 """
@@ -25,12 +27,15 @@ import pyarrow.parquet as pq
 
 from grpo_sweeps.tracking.copy_state import CopyState, StoreState
 from grpo_sweeps.tracking.growing import growing
-from grpo_sweeps.tracking.lines import METRICS, left_out, number_from_json, parse_lines
+from grpo_sweeps.tracking.lines import METRICS, RECOMPUTED, left_out, number_from_json, parse_lines
 from grpo_sweeps.tracking.local import CONFIG, read_config, record_tables
 from grpo_sweeps.tracking.mlflow_store import PARAM_LIMIT, Point, Store, clean_key, stored_value
 from grpo_sweeps.tracking.provenance import redact
+from grpo_sweeps.tracking.recompute import recomputed_note
 from grpo_sweeps.tracking.status import ENDED, RunStatus, read_status
 
+REPLACES = "grpo_sweeps.replaces"  # the run that the new one was made for
+RECOMPUTED_TAG = "grpo_sweeps.recomputed"
 STATUS = {
     "queued": "SCHEDULED",
     "running": "RUNNING",
@@ -119,7 +124,7 @@ def _locate(store: Store, state: CopyState, verify: bool) -> bool:
     run_id = state.store.run_id
     if run_id is not None and (not verify or store.active(run_id)):
         return True
-    found = store.find(state.record)
+    found = store.find("grpo_sweeps.record", state.record)
     # Nothing is known of what the store has: `pending` makes the metrics compared, the rest is sent again.
     state.store = StoreState(run_id=found, pending=True)
     state.save()  # the record's id is on disk before a run carries it
@@ -148,6 +153,7 @@ def _run_tags(status: RunStatus, record: str, parent_id: str) -> dict[str, str]:
         "error": redact(status.error or ""),
         "slurm_job_id": status.job_id or "",
         "stale": "true" if status.stale() else "",
+        RECOMPUTED_TAG: recomputed_note(status.notes),
         "mlflow.source.git.commit": status.commit or "",
     }
     tags |= {f"version.{name}": version for name, version in status.versions.items()}
@@ -165,18 +171,14 @@ def _copy_metrics(store: Store, state: CopyState, run_dir: Path, status: RunStat
     record = growing(run_dir / METRICS)
     run_id, noted = _known(state)
     copied = noted.metrics_bytes
-    if noted.pending or (copied and not record.starts_with(copied, noted.metrics_sha256)):
+    rewritten = copied and not record.starts_with(copied, noted.metrics_sha256)
+    if noted.pending or rewritten or (copied and _corrects(record.bytes(copied))):
         points = _points(record.bytes(0), run_dir / METRICS)
         there = store.history(run_id)
-        if _contradicts(points, there, ended=status.state in ENDED or status.stale()):
-            print(
-                f"{run_dir}: MLflow's run {run_id} differs from the local record; it is deleted and copied afresh.",
-                flush=True,
-            )
-            store.delete(run_id)
-            _create(store, state, status, tags)
-            run_id, noted = _known(state)
-            there = {}
+        names = _contradicting(points, there, ended=status.state in ENDED or status.stale())
+        if names:
+            _replace(store, state, status, tags, _why(names, tags))
+            return _copy_metrics(store, state, run_dir, status, tags)
         missing = [p for p in points if (clean_key(p[0]), p[3]) not in there]
         here = {(clean_key(p[0]), p[3]) for p in points}
         verified = all(
@@ -215,18 +217,50 @@ def _points(lines: bytes, path: Path) -> list[Point]:
     return list(points.values())
 
 
-def _contradicts(points: Sequence[Point], there: dict[tuple[str, int], list[float]], ended: bool) -> bool:
-    """Does the store hold a value that the record does not, timings aside?"""
+def _corrects(lines: bytes) -> bool:
+    """Is there a line of correction among them?"""
+    return f'"{RECOMPUTED}"'.encode() in lines
+
+
+def _contradicting(points: Sequence[Point], there: dict[tuple[str, int], list[float]], ended: bool) -> list[str]:
+    """The metrics of which the store holds a value that the record does not, timings aside; sorted."""
     here = {(clean_key(name), step): value for name, value, _, step in points}
+    names = set()
     for (name, step), values in there.items():
         if (name, step) not in here:
             if ended:
-                return True
+                names.add(name)
         elif not (name == "step_time" or name.startswith("time/")):
             value = here[name, step]
             if any(v != value and not (v != v and value != value) for v in values):
-                return True
-    return False
+                names.add(name)
+    return sorted(names)
+
+
+def _why(names: Sequence[str], tags: dict[str, str]) -> str:
+    if RECOMPUTED_TAG in tags and all(name.startswith(("spectral/", "scores/")) for name in names):
+        return tags[RECOMPUTED_TAG]
+    return f"it differs from the local record ({', '.join(names[:5])}{', ...' if len(names) > 5 else ''})"
+
+
+def _replace(store: Store, state: CopyState, status: RunStatus, tags: dict[str, str], why: str) -> None:
+    """Go on with a new run in the place of the known one, which is tagged and deleted (restorably).
+
+    The note is written last: killed before, the next pass finds the new run by the id of the old one.
+    """
+    old, _ = _known(state)
+    name = status.name or status.identity
+    new = store.find(REPLACES, old)
+    if new is None:
+        new = store.create(name, status.started, tags | {REPLACES: old})
+        known = StoreState(run_id=new, status="RUNNING", name=name, tags=dict(tags))
+    else:
+        known = StoreState(run_id=new, pending=True)
+    print(f"{status.sweep}/{status.identity}: run {new} replaces MLflow's run {old}: {why}.", flush=True)
+    store.set_tags(old, {"grpo_sweeps.replaced_by": new, "grpo_sweeps.replaced_because": why})
+    store.delete(old)
+    state.store = known
+    state.save()
 
 
 def flatten(config: Any, prefix: str = "") -> dict[str, str]:

@@ -197,11 +197,11 @@ class Store:
                 raise
             raise StoreError(f"{redact(self.uri)} cannot be used: {line}") from error  # locked, gone, read-only
 
-    def find(self, record: str) -> str | None:
-        """The id of the run, not deleted, that carries this record's tag."""
+    def find(self, tag: str, value: str) -> str | None:
+        """The id of the run, not deleted, whose tag has this value."""
         with self._errors():
             found = self.client.search_runs(
-                [self.experiment_id], f"tags.`grpo_sweeps.record` = '{record}'", self._active, max_results=1
+                [self.experiment_id], f"tags.`{tag}` = '{value}'", self._active, max_results=1
             )
         return found[0].info.run_id if found else None
 
