@@ -258,7 +258,9 @@ def _not_mixed(c: Course) -> str:
     shares = "" if right is None or wrong is None else f": {percent(right)} all right, {percent(wrong)} all wrong"
     baseline = c.value("estimator._target_") in GROUP_BASELINES or c.no_gradient
     what = "there is no gradient and nothing is learned" if baseline else "no spectrum is measured"
-    if (right or 0.0) + (wrong or 0.0) < 0.5:
+    parsed = [share for name in ("strict", "flexible") if (share := c.mean(f"reward/{name}")) is not None]
+    unlike = bool(parsed) and 0 < max(parsed) < 1 and 1 in (right, wrong)  # answers differ and their rewards do not
+    if (right or 0.0) + (wrong or 0.0) < 0.5 or unlike:
         todo = f"check that reward {_short(c.value('reward._target_'))} tells rollouts apart"
     elif (right or 0.0) >= (wrong or 0.0):
         todo = "the problems are too easy for this model: harder ones are needed"

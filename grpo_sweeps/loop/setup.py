@@ -98,7 +98,7 @@ def prepare(config: RunConfig, say: Callable[[str], None] = log.info) -> Setup:
     reference = Reference(policy.model) if config.objective.kl_beta > 0 else None
     gram = GradientGram(policy.model) if config.analysis.every else None
     if gram is not None:  # compilers work while the first rollouts are sampled
-        gram.expect([(min(config.R, VERIFIED_ROWS), 1), (config.R, micro_batch_groups(config))])
+        gram.expect([(VERIFIED_ROWS, 1), (config.R, micro_batch_groups(config))])
     optimizer = MasterAdamW(policy.model.parameters(), config.trainer)
     critic = _critic(config, policy) if config.objective.critic else None
     return Setup(config, policy, optimizer, gram, data, reward, estimator, reference=reference, critic=critic, say=say)

@@ -10,7 +10,7 @@ from torch import Tensor
 from grpo_sweeps.engine.gram import measured_floor, verify_against_autograd
 from grpo_sweeps.engine.sampler import Rollout
 from grpo_sweeps.loop.scoring import token_log_probs
-from grpo_sweeps.loop.setup import VERIFIED_ROWS, Setup, micro_batch_rows
+from grpo_sweeps.loop.setup import VERIFIED_ROWS, Setup
 
 TOKENS = 128  # of a row of the block that is verified
 LARGE_MODEL = 10**9  # trainable parameters from which on two rows' gradients are held at once, not four
@@ -19,19 +19,20 @@ LARGE_MODEL = 10**9  # trainable parameters from which on two rows' gradients ar
 def verify(setup: Setup, rollouts: Sequence[Rollout]) -> None:
     """Compare the measured gradient with ordinary autograd and K with separate backwards; set the Gram's floor.
 
-    The rows are the first rollouts, cut to TOKENS: a few of each text verify every parameter. Raises GramCheckError.
+    The rows are the first different rollouts, cut to TOKENS, whatever the micro-batch is: together they have no more
+    tokens than one long rollout, and one row alone would say little of the floor. Raises GramCheckError.
     """
     assert setup.gram is not None
-    rows = min(verified_rows(setup), setup.config.R, micro_batch_rows(setup.config))
-    setup.say(f"verifying the Gram of {rows} rows against separate backwards")
-    pieces = [piece(rollout) for rollout in rollouts[:rows]]
+    different = list({(o.prompt_ids, o.completion_ids): o for o in rollouts}.values())
+    pieces = [piece(rollout) for rollout in different[: verified_rows(setup)]]
+    setup.say(f"verifying the Gram of {len(pieces)} rows against separate backwards")
 
     def row_sums() -> Tensor:
         return token_log_probs(setup, pieces)[0].sum(dim=1)
 
     model = setup.policy.model
-    verify_against_autograd(model, setup.gram, row_sums, [rows])
-    setup.precision.floor = measured_floor(model, setup.gram, row_sums, [rows])
+    verify_against_autograd(model, setup.gram, row_sums, [len(pieces)])
+    setup.precision.floor = measured_floor(model, setup.gram, row_sums, [len(pieces)])
 
 
 def verified_rows(setup: Setup) -> int:

@@ -10,11 +10,12 @@ answer ends where the model goes on with another question or another turn (`RUN_
 
 A number is a plain one. Currency, thousands separators, units, percent signs and a trailing full stop are taken off,
 and what is left must be one decimal number: a range (`3-5`), a fraction (`18/2`), a mixed number (`1 1/2`), a sum, a
-list (`3,5`) or two numbers (`18 5`) after `####` or in a box are no answer, rather than their first or last part. A
-space groups thousands (`1 000`) where every further group has three digits and nothing but markup, currency or a stop
-follows on the line. One minus sign between `####` and the number counts, with or without a space after it; elsewhere a
-minus counts only where it is not a subtraction, a range, a hyphen or a bullet. Completions are hostile text: each
-character is looked at a bounded number of times.
+list (`3,5`, `3 or 5`), two numbers (`18 5`) or a part of one (`18k`, `18 million`) after `####` or in a box are no
+answer, rather than their first or last part. A numbered heading (`#### 1. First step`) is passed over where a later
+`####` has a number. A space groups thousands (`1 000`) where every further group has three digits and nothing but
+markup, currency or a stop follows on the line. One minus sign between `####` and the number counts, with or without a
+space after it; elsewhere a minus counts only where it is not a subtraction, a range, a hyphen or a bullet. Completions
+are hostile text: each character is looked at a bounded number of times.
 """
 
 from __future__ import annotations
@@ -32,15 +33,21 @@ NUMBER_RUN = re.compile(r"(?P<digits>[\d.,]+)(?P<exponent>[eE][+-]?\d+)?")
 DIGIT = re.compile(r"\d")
 MARKER = "####"
 # What may stand between the marker and the number: markup, currency, LaTeX, a sign, the brackets of a placeholder.
-DECORATION = re.compile(r"(?:[ \t*_`\"$€£¥₹({\[:=~≈\\-]|<(?=[\d.,$-]++>)|boxed|text|USD|US|EUR|GBP|Rs\.?)*")
-# What makes another number of the one before it: 1½ is not 1, 2² is not 2.
-CHANGED = re.compile(r"[ \t]*+[¼-¾⅐-↉²³¹⁰-⁹]|[ \t]++and[ \t]++(?:a[ \t]++half\b|\d++[/⁄])")
+DECORATION = re.compile(r"(?:[ \t*_`\"$€£¥₹({\[:=~≈\\+-]|<(?=[\d.,$-]++>)|boxed|text|USD|US|EUR|GBP|Rs\.?)*")
+# What makes another number of the one before it: 1½ is not 1, 2² is not 2, 18k is not 18.
+CHANGED = re.compile(
+    r"[ \t]*+[¼-¾⅐-↉²³¹⁰-⁹]|[ \t]++and[ \t]++(?:a[ \t]++half\b|\d++[/⁄])|[kKM](?!\w)"
+    r"|[ \t]*+(?:hundred|thousand|million|billion|trillion|dozen)\b"
+)
 # What follows a number that is only the first part of an expression, a range, a fraction, a list or a time. Digits
 # before a letter or a hyphen belong to a unit ("18 2-liter bottles").
 CONTINUED = re.compile(
-    r"[ \t]*+(?:[-+*/⁄×÷^x][ \t]*+\$?\d|\\(?:[dt]?frac|times|cdot|div))|[:_'’]\d|,[ \t]++\d"
+    r"[ \t]*+(?:[-+*/⁄×÷^x][ \t]*+\$?\d|\\(?:[dt]?frac|times|cdot|div))|[:_'’]\d|[,;][ \t]++\d"
+    r"|[ \t]++(?:to|or)[ \t]++[$€£¥₹]?\d"
     r"|[ \t]++\d[\d.,]*+(?:[/⁄]|(?![\w-]))|" + CHANGED.pattern
 )
+# "#### 1. First step": the heading of a list, where a later `####` has a number.
+HEADING = re.compile(r"\.[ \t]++[^\W\d_]")
 # What stands before a number that is the last part of a fraction: "1/2", "\frac{1}{2}".
 DENOMINATOR = re.compile(r"(?:[\d}] ?[/⁄] ?|\}\{)$")
 # Thousands grouped by spaces, with nothing after them on their line.
@@ -123,11 +130,17 @@ def _strict(text: str) -> Decimal | None:
     position = text.find(MARKER)
     while position >= 0:
         found = _leading(text, position + len(MARKER))
-        if found:
+        if found and not (HEADING.match(text, _stop(found[1])) and _leads_on(text, found[1].end())):
             lead, run = found
             return _plain(text, run, minus_signs=lead.count("-"))
         position = text.find(MARKER, position + len(MARKER))
     return None
+
+
+def _leads_on(text: str, start: int) -> bool:
+    """Does a number follow a `####` from here on?"""
+    last = text.rfind(MARKER, start)
+    return last >= 0 and _leading(text, last + len(MARKER)) is not None
 
 
 def _flexible(text: str) -> Decimal | None:

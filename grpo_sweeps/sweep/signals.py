@@ -90,6 +90,8 @@ class Stops:
         repeated = number in self._last and not again
         self._last[number] = now
         requeues = number == preemption_signal() and callable(self._before[number])
+        if self.leaving and again and self.request == "stop":
+            _interrupt()  # the first one was lost: Python ignores what is raised while an object is taken down
         if self.leaving or repeated or (self.request == "requeue" and not requeues):
             return
         self.cause = signal.Signals(number).name

@@ -85,12 +85,16 @@ def test_no_end_token_is_told_from_a_short_limit() -> None:
     assert set(midst) == {"cut"}, "the last number of work that was cut is no end"
 
 
+ALL_RIGHT = {"reward": 1.0, "groups/all_right": 1.0, "groups/all_wrong": 0.0}
+
+
 @pytest.mark.parametrize(
     ("rows", "words"),
     [
-        ({"reward": 1.0, "groups/all_right": 1.0, "groups/all_wrong": 0.0}, "100% all right, 0% all wrong"),
+        ({**ALL_RIGHT, "reward/strict": 1.0, "reward/flexible": 1.0}, "100% all right, 0% all wrong"),
         ({"groups/all_right": 0.25, "groups/all_wrong": 0.75}, "too hard"),
-        ({"reward": 1.0, "groups/all_right": 1.0, "groups/all_wrong": 0.0}, "too easy"),
+        ({**ALL_RIGHT, "reward/strict": 1.0, "reward/flexible": 1.0}, "too easy"),
+        ({**ALL_RIGHT, "reward/strict": 0.4, "reward/flexible": 0.5}, "check that reward exact_match.strict tells"),
         (
             {"reward": 0.5, "groups/all_right": 0.0, "groups/all_wrong": 0.0},
             "check that reward exact_match.strict tells",

@@ -23,7 +23,9 @@ from grpo_sweeps.engine.gram.measurement import GramCheckError, Measurement
 
 # relative to sum_i |w_i| ||psi_i||: two orders of summation of the same products
 GRADIENT_TOL = {torch.float64: 1e-10, torch.float32: 1e-4, torch.float16: 2e-2, torch.bfloat16: 8e-2}
-SAFETY = 4.0  # the rows that are compared are a sample of those to come
+# The rows that are compared are a sample of those to come. Seen: the worst entry of other rows in groups of 8 up to 9
+# times that of four verified ones (bfloat16 and float32, small Llama and Qwen2 models).
+SAFETY = 10.0
 # Rows weighted alike hide that rows interact, or that they changed places; weights over many decades hide the small
 # ones below the tolerance. Powers of two commute with rounding, so that weights before the backward (autograd) and
 # after it (the Gram) differ by nothing else.

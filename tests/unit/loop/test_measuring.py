@@ -109,12 +109,12 @@ def test_the_first_step_is_verified_on_a_small_block(make_config: MakeConfig, mo
         return verify(*args)
 
     monkeypatch.setattr(verification, "verify_against_autograd", seeing)
-    for micro_batch in (3, 4, 8):
+    for micro_batch in (1, 3, 8):
         setup = prepare(make_config(trainer={"micro_batch": micro_batch}))
         training_step(setup, 0)
         training_step(setup, 1)
         assert setup.precision.floor is not None and 0 < setup.precision.floor < 1e-5
-    assert verified == [([3], 3), ([4], 4), ([4], 4)]
+    assert verified == [([4], 4)] * 3
 
 
 def test_off_makes_no_gram_and_patches_nothing(make_config: MakeConfig, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -352,3 +352,25 @@ def test_long_hostile_text_takes_linear_time(piece: str, before: str, after: str
 def test_no_word_of_the_module_evaluates() -> None:
     source = Path(parsing.__file__).read_text(encoding="utf-8")
     assert "eval(" not in source and "exec(" not in source
+
+
+NO_ONE_NUMBER = [
+    "18 to 20", "18 or 20", "$18 or $20", "18; 20", "18k", "18M", "18 million", "18 thousand dollars", "18 dozen",
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("text", NO_ONE_NUMBER)
+def test_a_range_a_choice_and_a_part_of_a_number_are_no_strict_answer(text):
+    assert strict_number(f"#### {text}") is None
+    assert not verdict(f"#### {text}", "18").strict and not verdict(f"#### {text}", "18").flexible
+
+
+EIGHTEEN = [
+    "#### 1. First step\n9 + 9 = 18\n#### 18", "#### 1. First step\n#### 2. Second\n\n#### 18.",
+    "#### 18. That is the answer.", "#### +18", "#### 18km", "#### 18 kg", "#### 18 m",
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("text", EIGHTEEN)
+def test_headings_signs_and_units_leave_the_answer(text):
+    assert verdict(text, "18").strict and not verdict(text, "1").strict
