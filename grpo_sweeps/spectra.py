@@ -15,11 +15,11 @@ What a value is. Ranks, fractions and nulls come from the eigenvalues of diag(w)
 made negative are 0, and nothing else is altered. Rows of equal texts are made one first (`spectra_equal.merged`). For
 one matrix stable <= participation <= effective <= entropy always holds.
 
-Precision. `floor` says how exactly K is the Gram of the gradients that were applied: entry K_ij is known to
-+-floor * sqrt(K_ii K_jj). It decides the numerical rank, which may therefore lie below the other ranks, and gives the
-interval of a value (`spectra_floor`); it changes none. Two bounds on the eigenvalues of H = diag(w) K diag(w) follow,
-and the smaller counts (`eigenvalue_error`). Weyl: none is off by more than floor * tr H. Relative, for a graded matrix
-(Demmel and Veselic 1992): with A the Gram of the unit rows, none is off by more than the part R * floor /
+Precision. `floor` says how exactly K is the Gram of the gradients that were applied: entry K_ij is taken to be known
+to +-floor * sqrt(K_ii K_jj). It decides the numerical rank, which may therefore lie below the other ranks, and gives
+the interval of a value (`spectra_floor`); it changes none. Two bounds on the eigenvalues of H = diag(w) K diag(w)
+follow, and the smaller counts (`eigenvalue_error`). Weyl: none is off by more than floor * tr H. Relative, for a graded
+matrix (Demmel and Veselic 1992): with A the Gram of the unit rows, none is off by more than the part R * floor /
 lambda_min(A) of itself; a row of small weight is known as well, relative to its size, as a row of large weight.
 """
 

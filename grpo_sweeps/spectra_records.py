@@ -3,7 +3,7 @@
 Records that say which rollouts have the same tokens (`same_as`) say in `floor` how exactly their K is the Gram of the
 gradients that were applied. Older records do neither: rows of theirs count as equal by their cosine, and the `floor`
 that they hold, the training dtype against a wider copy of the model, says nothing about K's own sums. Every run checks
-these while it trains, within a tolerance of its dtype (`precision.tolerance`): so exactly K is known to be right.
+w'Kw while it trains, within a tolerance of its dtype (`precision.tolerance`), which stands in for the precision of K.
 """
 
 from __future__ import annotations

@@ -102,8 +102,8 @@ class Course:
         rules = dict(AT_ONCE)
         if ended or self.rollouts >= LEAST:
             rules |= SHARES
-        found = ((kind, rule(self)) for kind, rule in rules.items())
-        return [Symptom(kind, sentence) for kind, sentence in found if sentence]
+        found = [Symptom(kind, sentence) for kind, rule in rules.items() if (sentence := rule(self))]
+        return [symptom for symptom in found if symptom.kind == "divergence"] or found  # what follows of it is no news
 
     def notes(self, ended: bool = False) -> list[str]:
         """What is to be said now: those of `symptoms` whose kind was not said before, as notes."""
@@ -194,10 +194,10 @@ def _reward_zero(c: Course) -> str:
     by = {name: c.mean(f"reward/{name}") or 0.0 for name in ("strict", "flexible")}
     best = max(by, key=lambda name: by[name])
     words = {"strict": "the number after ####", "flexible": "the last number of the text"}
-    reward, unseen = _short(c.value("reward._target_")), 1 - 0.05 ** (1 / c.rollouts)
+    reward, unseen = _short(c.value("reward._target_")), 1 - 0.05 ** (1 / c.groups)
     sentence = (
-        f"every reward is 0 (reward {reward}, {c.rollouts} rollouts: at 95% confidence less than {percent(unseen)} "
-        f"would be right), so that nothing is learned; "
+        f"every reward is 0 (reward {reward}, {c.rollouts} rollouts of {c.groups} prompts: at 95% confidence less than "
+        f"{percent(unseen)} would be right), so that nothing is learned; "
     )
     if by[best]:
         choice = {"strict": "exact_match", "flexible": "exact_match_flexible"}[best]
@@ -252,7 +252,7 @@ def _same_text(c: Course) -> str:
 
 
 def _not_mixed(c: Course) -> str:
-    if c.R == 1 or c.only_zeros or c.mean("groups/mixed") != 0:
+    if c.R == 1 or c.only_zeros or c.mean("groups/mixed") != 0 or _same_text(c):
         return ""
     right, wrong = c.mean("groups/all_right"), c.mean("groups/all_wrong")
     shares = "" if right is None or wrong is None else f": {percent(right)} all right, {percent(wrong)} all wrong"
@@ -272,5 +272,5 @@ def _not_mixed(c: Course) -> str:
 Rule = Callable[[Course], str]
 AT_ONCE: dict[str, Rule] = {"divergence": _diverged, "one rollout": _one_rollout}
 SHARES: dict[str, Rule] = {
-    "reward 0": _reward_zero, "no end": _no_end, "cut": _cut_off, "one text": _same_text, "none mixed": _not_mixed,
+    "no end": _no_end, "cut": _cut_off, "reward 0": _reward_zero, "one text": _same_text, "none mixed": _not_mixed,
 }  # fmt: skip

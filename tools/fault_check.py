@@ -19,7 +19,8 @@ import pyarrow.parquet as pq
 from grpo_sweeps.tracking.local import read_completions, read_evals, read_groups, read_metrics
 from grpo_sweeps.tracking.status import read_status
 
-CLOCK = ("time", "step_time")  # and time/...: what a clock says is not a result
+CLOCK = ("time", "step_time")  # what a clock says is not a result
+ONCE = ("time/", "gram_forms/")  # nor is what is said with the first step after a start
 KEYS = {
     "grams": ("step", "prompt_id", "group"),
     "completions": ("step", "prompt_id", "group", "rollout"),
@@ -80,7 +81,12 @@ def _metric_rows(run: Path) -> list[tuple[Any, ...]]:
     if not path.exists():
         return []
     lines = [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
-    return [(line["step"], "eval" if "eval/accuracy_greedy" in line else "train", len(line)) for line in lines]
+    return [(line["step"], "eval" if "eval/accuracy_greedy" in line else "train", _lasting(line)) for line in lines]
+
+
+def _lasting(line: dict[str, Any]) -> int:
+    """How many numbers a line has beside those that are said once after a start."""
+    return sum(not name.startswith(ONCE) for name in line)
 
 
 def _journal_rows(folder: str) -> Any:
@@ -113,7 +119,7 @@ def _repeated(run: Path) -> int:
 
 def _metric_difference(run: Path, reference: Path) -> float:
     one, other = read_metrics(run).set_index("step"), read_metrics(reference).set_index("step")
-    names = [name for name in other if name not in CLOCK and not str(name).startswith(("time/", "gram_forms/"))]
+    names = [name for name in other if name not in CLOCK and not str(name).startswith(ONCE)]
     both = one.reindex(index=other.index, columns=names)
     return _largest(both.to_numpy(), other[names].to_numpy())
 

@@ -46,6 +46,16 @@ class Rollout:
         return len(self.completion_ids)
 
 
+def same_as(completions: Sequence[tuple[int, ...]]) -> tuple[int, ...]:
+    """For each completion of one prompt the first with the same tokens.
+
+    >>> same_as([(5, 1), (7, 1), (5, 1)])
+    (0, 1, 0)
+    """
+    first: dict[tuple[int, ...], int] = {}
+    return tuple(first.setdefault(tokens, i) for i, tokens in enumerate(completions))
+
+
 def row_seed(*parts: int | str) -> int:
     """A 64-bit seed from what identifies a row; the same on every platform and in every process."""
     text = "\x1f".join(str(part) for part in parts)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import islice
@@ -13,6 +12,8 @@ from grpo_sweeps.engine.sampler import Rollout, row_seed, sample
 from grpo_sweeps.loop.setup import Setup
 from grpo_sweeps.rewards.parsing import verdict
 from grpo_sweeps.types import ConfigError, Problem, Verdict
+
+LARGEST_REWARD = 1e100  # squares of larger ones overflow, and a group's spread with them
 
 
 @dataclass(frozen=True)
@@ -90,6 +91,7 @@ def reward_of(setup: Setup, text: str, problem: Problem, key: Sequence[int | str
     finite number.
     """
     reward = setup.reward(text, problem, row_seed("reward", *key))
-    if not isinstance(reward, int | float | np.number) or not math.isfinite(reward):
-        raise ConfigError(f"reward {setup.config.reward.target} gave {reward!r}: a finite number is needed")
+    if not isinstance(reward, int | float | np.number) or not abs(reward) <= LARGEST_REWARD:
+        allowed = f"a finite number is needed, of {LARGEST_REWARD:g} at most"
+        raise ConfigError(f"reward {setup.config.reward.target} gave {reward!r}: {allowed}")
     return float(reward)

@@ -14,10 +14,10 @@ from dataclasses import replace
 import numpy as np
 import torch
 
-from grpo_sweeps import spectra
+from grpo_sweeps import spectra, spectra_equal
 from grpo_sweeps.engine.gram import GradientGram
 from grpo_sweeps.engine.gram.verify import set_aside
-from grpo_sweeps.engine.sampler import Rollout
+from grpo_sweeps.engine.sampler import Rollout, same_as
 from grpo_sweeps.engine.widened import in_float32
 from grpo_sweeps.intervals import mean_interval
 from grpo_sweeps.loop.measured import measured_block
@@ -40,9 +40,10 @@ def against_float32(
     """`float32/...` metrics: relative differences of the training dtype's spectra from float32's.
 
     groups: the rollouts of each group; weights: (R,) each; a group whose weights are all zero is taken with those of
-    k = 1 .. R-1 right rollouts. For each quantity the mean difference over groups, its 95% interval and the largest
-    absolute one; `float32/entry` the mean over groups of the largest difference of K_ij over sqrt(K_ii K_jj). Empty
-    for a model in float32 or wider, and, said in the log, where the memory is too small.
+    k = 1 .. R-1 right rollouts; one whose rollouts are all one text has no spectrum to compare. For each quantity the
+    mean difference over groups, its 95% interval and the largest absolute one; `float32/entry` the mean over groups of
+    the largest difference of K_ij over sqrt(K_ii K_jj). Empty for a model in float32 or wider, and, said in the log,
+    where the memory is too small.
     """
     model = setup.policy.model
     if not groups or all(p.dtype not in (torch.bfloat16, torch.float16) for p in model.parameters()):
@@ -59,7 +60,12 @@ def against_float32(
     except torch.OutOfMemoryError:
         setup.say("the memory is too small for the weights in float32: the dtype is not compared")
         return {}
-    return _metrics(own, wide, [_weights_of(w) for w in weights])
+    texts = [np.array(same_as([rollout.completion_ids for rollout in group])) for group in groups]
+    several = [g for g, same in enumerate(texts) if same.any()]
+    if not several:
+        return {}
+    chosen = ([items[g] for g in several] for items in (own, wide, [_weights_of(w) for w in weights], texts))
+    return _metrics(*chosen)
 
 
 def _grams(setup: Setup, groups: Sequence[Sequence[Rollout]]) -> list[np.ndarray]:
@@ -92,13 +98,15 @@ def _weights_of(weights_R: np.ndarray) -> np.ndarray:
 
 
 def _metrics(
-    own: Sequence[np.ndarray], wide: Sequence[np.ndarray], weights: Sequence[np.ndarray]
-) -> dict[str, float]:  # fmt: skip
+    own: Sequence[np.ndarray], wide: Sequence[np.ndarray], weights: Sequence[np.ndarray], texts: Sequence[np.ndarray]
+) -> dict[str, float]:
     metrics = {"float32/groups": float(len(own))}
     for name, quantity in QUANTITIES.items():
         differences = []
-        for K, exact, w_SR in zip(own, wide, weights, strict=True):
-            ours, theirs = (np.asarray(quantity(spectra.singular_values(gram, w_SR))) for gram in (K, exact))
+        for K, exact, w_SR, same_R in zip(own, wide, weights, texts, strict=True):
+            same_SR = np.broadcast_to(same_R, w_SR.shape)
+            merged = (spectra_equal.merged(gram, w_SR, same_SR) for gram in (K, exact))
+            ours, theirs = (np.asarray(quantity(spectra.singular_values(*of))) for of in merged)
             differences.append(ours / theirs - 1)
         interval = mean_interval([d.mean() for d in differences])
         largest = float(max(np.abs(d).max() for d in differences))

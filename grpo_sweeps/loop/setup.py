@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import os
 import random
 from collections.abc import Callable
@@ -24,9 +23,11 @@ from grpo_sweeps.functions import load_estimator, load_function
 from grpo_sweeps.noise import NoiseWindow
 from grpo_sweeps.types import EstimatorFunction, Problem, RewardFunction, TaskData
 
-log = logging.getLogger(__name__)
-
 VERIFIED_ROWS = 4  # of the block that is verified before the first step
+
+
+def _silent(sentence: str) -> None:
+    pass
 
 
 @dataclass
@@ -61,7 +62,7 @@ class Setup:
     reference: Reference | None = None
     critic: Critic | None = None
     tally: Tally = field(default_factory=Tally)
-    say: Callable[[str], None] = log.info  # what the run is doing where that takes a while
+    say: Callable[[str], None] = _silent  # what the run is doing where that takes a while
     noise: NoiseWindow = field(default_factory=NoiseWindow)
 
     def problems(self, step: int) -> list[Problem]:
@@ -82,7 +83,7 @@ class Setup:
         return text.replace("{question}", problem.question)
 
 
-def prepare(config: RunConfig, say: Callable[[str], None] = log.info) -> Setup:
+def prepare(config: RunConfig, say: Callable[[str], None] = _silent) -> Setup:
     """Seed, load the data and the model, claim the parameters. `say` is told what takes a while.
 
     Raises:

@@ -16,7 +16,6 @@ The objective of a step is sum_i w_i log pi(o_i | x_i), ascended. Departures fro
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -24,7 +23,7 @@ import torch
 from torch import Tensor
 
 from grpo_sweeps.engine.optim import learning_rate
-from grpo_sweeps.engine.sampler import Rollout
+from grpo_sweeps.engine.sampler import Rollout, same_as
 from grpo_sweeps.estimators import row_weights
 from grpo_sweeps.loop.drawing import draw
 from grpo_sweeps.loop.float32 import against_float32
@@ -204,16 +203,6 @@ def record(rated: Rated, measured: dict[int, Measured], step: int, g: int, kind:
         gram_by=(part.gram_by or {}) if part else {},
         same_as=same_as([o.completion_ids for o in rated.rollouts[rows]]),
     )
-
-
-def same_as(completions: Sequence[tuple[int, ...]]) -> tuple[int, ...]:
-    """For each completion of one prompt the first with the same tokens.
-
-    >>> same_as([(5, 1), (7, 1), (5, 1)])
-    (0, 1, 0)
-    """
-    first: dict[tuple[int, ...], int] = {}
-    return tuple(first.setdefault(tokens, i) for i, tokens in enumerate(completions))
 
 
 def completions(setup: Setup, rated: Rated, step: int) -> list[Completion]:

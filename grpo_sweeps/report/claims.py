@@ -206,7 +206,8 @@ def _c8_at(R: int, groups: pd.DataFrame, alpha: float) -> Finding:
     few = len(groups) < rules.MIN_GROUPS
     rank = rank_of_few(R, groups, alpha) if few else rank_with_floor(groups, alpha)
     difference = pooled_difference(groups, alpha)
-    measured = f"effective rank {with_interval(rank.mean, rank.low, rank.high)}" + (", Hoeffding's" if few else "")
+    by = " by Hoeffding's interval" if few else ""
+    measured = f"effective rank {with_interval(rank.mean, rank.low, rank.high)}{by}"
     null = (
         f"orthogonal scores {groups['null_effective_rank'].mean():.2f}, measured minus null "
         f"{with_interval(difference.mean, difference.low, difference.high)}"

@@ -60,7 +60,7 @@ def thirds(records: pd.DataFrame, column: str) -> pd.DataFrame:
 
 
 def _c6_at(R: int, records: pd.DataFrame, metrics: pd.DataFrame) -> Finding:
-    shares = thirds(records.assign(equal=~records["mixed"].astype(bool)), "equal")
+    shares = thirds(records.copy().assign(equal=~records["mixed"].astype(bool)), "equal")
     if not len(shares):
         return nothing(R)
     change, measured = _words(shares, "all-equal groups")

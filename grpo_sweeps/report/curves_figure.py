@@ -50,11 +50,11 @@ SIGNAL = {
 CAPTION = (
     "Cut completions reached the limit of tokens. Silent groups have equal rewards, so that under a group baseline "
     "they teach nothing: all right with a reward of 1 or more (filled), all wrong with 0 or less (open, dotted, no "
-    "band). Entropy: mean of −log π over the sampled tokens. Gradient norm: of a step's gradient, before clipping. "
+    "band). Entropy: mean of −log π over the sampled tokens. Gradient norm: of the step's gradient, before clipping. "
 )
 NOISE_CAPTION = (
     "With m the estimate of the squared mean gradient of one group, from products of different groups of a step alone, "
-    "and v that of its variance, each averaged over the 20 steps before: signal to noise is m G/v for G groups a step; "
+    "and v that of its variance, each averaged over the last 20 steps: signal to noise is m G/v for G groups a step; "
     "noise scale v/m, the groups a step at which noise and signal are of one size (arXiv 1812.06162). Logarithmic. "
     "Left out where m is not above 0, so that where noise rules what is drawn is too favourable. "
 )

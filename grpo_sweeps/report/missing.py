@@ -150,9 +150,10 @@ def _older(sweep: Sweep) -> list[str]:
     count = f"{len(older)} of {int(sweep.groups['measured'].astype(bool).sum())}"
     return [
         f"{count} measured groups were recorded before records said which rollouts have the same tokens: their rows "
-        "count as equal texts at a cosine of 1 - 1e-9 or more. Their recorded floor compares the training dtype with "
-        "a wider one and is not used: how exactly K is the Gram of the gradients that were applied is taken from the "
-        f"tolerance of the run's own check ({used})."
+        "count as equal texts at a cosine of 1 - 1e-9 or more and equal norms, which misses those that rounding set "
+        "apart. Their recorded floor compares the training dtype with a wider one and is not used: how exactly K is "
+        "the Gram of the gradients that were applied is taken from the tolerance of the run's own check "
+        f"({used})."
     ]
 
 

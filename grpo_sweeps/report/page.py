@@ -80,6 +80,7 @@ def render_page(
         undecided=rules.UNDECIDED,
         rules=rules.IN_WORDS,
         headline=headline(tables["table1"]),
+        precision=_precision(tables["table1"]),
         by_k=_by_k(tables["by_k"]),
         by_k_of_all=_by_k_of_all(tables["by_k"]),
         ranks=_ranks(tables["ranks"]),
@@ -176,6 +177,15 @@ def _by_k_of_all(table: pd.DataFrame) -> tuple[list[str], list[list[str]]]:
             names = (null if name == "effective_rank" else f"{null}_{name}" for name in QUANTITIES)
             rows.append([*start, words, *(number(float(row[name])) for name in names)])
     return (["arm", *header] if arms else header), rows
+
+
+def _precision(table: pd.DataFrame) -> str:
+    """How far K's own precision leaves the mean effective ranks open, for the line below Table 1."""
+    ends = table[["effective_rank_floor_low", "effective_rank_floor_high"]].dropna()
+    if not len(ends):
+        return ""
+    width = (ends["effective_rank_floor_high"] - ends["effective_rank_floor_low"]).max() / 2
+    return f"K's own precision, as the Gram of the applied gradients, leaves a mean effective rank open by ±{width:.1g}."
 
 
 def _ranks(table: pd.DataFrame) -> tuple[list[str], list[list[str]]]:

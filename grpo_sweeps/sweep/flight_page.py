@@ -176,6 +176,7 @@ def _expected(flight: Flight, plan: Plan, params: Mapping[str, Any]) -> list[str
     own = flight.config
     step_s = flight.rows[1]["step_time"]
     per_rollout = flight.rows[1].get("time/sample", 0.0) / rollouts(own)
+    before_s = (flight.start_s or 0.0) + sum(flight.rows[0].get(f"time/{name}", 0.0) for name in ("load", "verify"))
     size = parameters(own)
     seconds = {}
     for run in plan.runs:
@@ -183,11 +184,12 @@ def _expected(flight: Flight, plan: Plan, params: Mapping[str, Any]) -> list[str
         model = other / size if size and other else 1.0
         times, completions = evaluations(run.config)
         steps = run.config.trainer.steps * step_s * rollouts(run.config) / rollouts(own)
-        seconds[run.name] = model * (steps + times * completions * per_rollout)
+        seconds[run.name] = model * (steps + times * completions * per_rollout) + before_s
     gpus = gpus_of(params) or int(not device(own)[0].startswith("CPU"))
     config = next(run.config for run in plan.runs if run.name == flight.name)
     times, completions = evaluations(config)
-    text = f"this run {_duration(seconds[flight.name], gpus)}: {count(config.trainer.steps, 'step')} of {step_s:.3g} s"
+    text = f"this run {_duration(seconds[flight.name], gpus)}: {before_s:.0f} s before its first step, "
+    text += f"{count(config.trainer.steps, 'step')} of {step_s:.3g} s"
     text += f", {count(times, 'evaluation')} of {count(completions, 'completion')}" if times else ""
     if len(plan.runs) > 1:
         text += f"; all {len(plan.runs)} runs {_duration(sum(seconds.values()), gpus)}, one after the other"

@@ -44,7 +44,7 @@ def test_a_good_run_has_none() -> None:
 def test_reward_zero_names_the_reward_and_the_parsing_that_would_give_more() -> None:
     rows = ZERO | {"reward/strict": 0.0, "reward/flexible": 0.19}
     sentence = found(rows)["reward 0"]
-    assert "reward exact_match.strict, 128 rollouts: at 95% confidence less than 2.3% would be right" in sentence
+    assert "128 rollouts of 32 prompts: at 95% confidence less than 8.9% would be right" in sentence
     assert "flexible parsing (the last number of the text) finds 19% right: reward=exact_match_flexible" in sentence
     sentence = found(ZERO | {"reward/strict": 0.0, "reward/flexible": 0.0})["reward 0"]
     assert "neither strict nor flexible parsing finds a right answer" in sentence

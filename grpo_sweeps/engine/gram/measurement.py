@@ -161,8 +161,8 @@ class Measurement:
 
     @property
     def floor(self) -> float:
-        """How exactly K is the Gram of the gradients that were added to `.grad`, relative to sqrt(K_ii K_jj): what
-        `check` allows. `measured_floor` measures it for a model."""
+        """What `check` allows of w'Kw. It stands in for how exactly K is the Gram of the gradients that were added to
+        `.grad`, relative to sqrt(K_ii K_jj), which `measured_floor` estimates for a model."""
         return tolerance_of(self._model_dtype)
 
     @property

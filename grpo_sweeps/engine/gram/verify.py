@@ -18,10 +18,12 @@ from torch import Tensor, nn
 
 from grpo_sweeps.engine.gram.claims import plain_name
 from grpo_sweeps.engine.gram.gram import GradientGram, uncompiled
-from grpo_sweeps.engine.gram.layout import unit_inner
+from grpo_sweeps.engine.gram.layout import GramError, unit_inner
 from grpo_sweeps.engine.gram.measurement import GramCheckError, Measurement
+from grpo_sweeps.engine.gram.precision import widest_eps
 
-# relative to sum_i |w_i| ||psi_i||: two orders of summation of the same products
+# By the dtype that the model computes in, which for adapters is not their own; relative to sum_i |w_i| ||psi_i||: two
+# orders of summation of the same products, and in float16 what is too small to be halved exactly.
 GRADIENT_TOL = {torch.float64: 1e-10, torch.float32: 1e-4, torch.float16: 2e-2, torch.bfloat16: 8e-2}
 # The rows that are compared are a sample of those to come. Seen: the worst entry of other rows in groups of 8 up to 9
 # times that of four verified ones (bfloat16 and float32, small Llama and Qwen2 models).
@@ -62,13 +64,13 @@ def measured_floor(
     """
     parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
     with uncompiled(gram.places):
-        exact = _gram_of_separate_rows(row_sums_fn(), parameters)
+        exact = _gram_of_separate_rows(_one_per_row(row_sums_fn(), sum(group_sizes)), parameters)
         with set_aside(parameters), gram.measure(group_sizes, cross_groups=True) as m:
             row_sums_fn().sum().backward()
     found, norms = m.matrix(), exact.diagonal().clamp_min(0).sqrt()
     scale = torch.outer(norms, norms).clamp_min(torch.finfo(torch.float64).tiny)
     misses = (found - exact).abs() / scale
-    worst, tol = float(misses.max()), min(GRADIENT_TOL[parameter.dtype] for parameter in parameters)
+    worst, tol = float(misses.max()), GRADIENT_TOL[widest_eps(gram.places.parameters)]
     if not worst <= tol:
         i, j = divmod(int(torch.nan_to_num(misses, nan=torch.inf).argmax()), len(found))
         raise GramCheckError(
@@ -76,6 +78,17 @@ def measured_floor(
             f"by {worst:.3g} of sqrt(K_ii K_jj), allowed are {tol:.1g}"
         )
     return SAFETY * worst
+
+
+def _one_per_row(row_sums: Tensor, rows: int) -> Tensor:
+    """row_sums as it is. Raises GramError where it is not one differentiable scalar per row."""
+    if row_sums.shape != (rows,) or not row_sums.requires_grad:
+        state = "" if row_sums.requires_grad else ", without a gradient"
+        raise GramError(
+            f"row_sums_fn gave shape {tuple(row_sums.shape)}{state}: group_sizes make {rows} rows, and one "
+            "differentiable scalar per row is needed"
+        )
+    return row_sums
 
 
 def _gram_of_separate_rows(row_sums: Tensor, parameters: Sequence[nn.Parameter]) -> Tensor:
@@ -123,10 +136,11 @@ def verify_against_autograd(
     """Compare a measured block with ordinary autograd on the same rows; `.grad` is left as it was.
 
     row_sums_fn: the forward, returning (rows,). It runs twice from the same random state, and uncompiled, since
-    compiled code may round otherwise. weights: one per row, by default `default_weights`, which tell every row from
-    every other: rows that interact or that are permuted pass with equal ones. Raises GramCheckError, naming the
-    parameter, when the patched forward is not the plain one bit for bit, when a parameter's gradient differs, or when
-    its Gram does not give its squared norm.
+    compiled code may round otherwise. weights: one per row, by default `default_weights`, which tell a row from
+    the others of its eight and every shift of the rows and exchange of groups from what it was: rows that interact or
+    changed places pass with equal weights. (Two rows of one weight in each other's place pass here too, and are seen
+    by `measured_floor`.) Raises GramCheckError, naming the parameter, when the patched forward is not the plain one bit
+    for bit, when a parameter's gradient differs, or when its Gram does not give its squared norm.
     """
     trainable = [(plain_name(name), p) for name, p in model.named_parameters() if p.requires_grad]
     names, parameters = zip(*trainable, strict=True)
@@ -146,8 +160,10 @@ def verify_against_autograd(
             raise GramCheckError(
                 f"the measured forward differs from the plain one, by up to {worst:.3g} in a row's sum"
             )
+        tol = GRADIENT_TOL[widest_eps(gram.places.parameters)]
         misses = [
-            _compare(name, parameter, grad, m) for name, parameter, grad in zip(names, parameters, plain, strict=True)
+            _compare(name, parameter, grad, m, tol)
+            for name, parameter, grad in zip(names, parameters, plain, strict=True)
         ]
     return Verification(max(miss[0] for miss in misses), max(miss[1] for miss in misses))
 
@@ -155,14 +171,14 @@ def verify_against_autograd(
 def _plain_gradients(
     row_sums_fn: Callable[[], Tensor], parameters: tuple[nn.Parameter, ...], weights: Sequence[float] | Tensor
 ) -> tuple[Tensor, list[Tensor]]:
-    row_sums = row_sums_fn()
+    row_sums = _one_per_row(row_sums_fn(), len(weights))
     w = torch.as_tensor(weights).to(row_sums)
     grads = torch.autograd.grad((row_sums * w).sum(), parameters, allow_unused=True)
     filled = [torch.zeros_like(p) if g is None else g for p, g in zip(parameters, grads, strict=True)]
     return row_sums.detach(), filled
 
 
-def _compare(name: str, parameter: nn.Parameter, plain: Tensor, m: Measurement) -> tuple[float, float]:
+def _compare(name: str, parameter: nn.Parameter, plain: Tensor, m: Measurement, tol: float) -> tuple[float, float]:
     """(gradient miss, norm miss) of one parameter, relative to s = sum_i |w_i| ||psi_i|| and s^2."""
     w = m.layout.weights_B.cpu()
     gram = m.parameter_matrix(name)
@@ -171,7 +187,6 @@ def _compare(name: str, parameter: nn.Parameter, plain: Tensor, m: Measurement) 
     plain_norm = float(torch.linalg.vector_norm(plain, dtype=torch.float64))
     gradient = float(torch.linalg.vector_norm(measured.double() - plain.double()))
     norm = abs(float(w @ gram @ w) - plain_norm**2)
-    tol = GRADIENT_TOL[parameter.dtype]
     if not gradient <= tol * scale:
         raise GramCheckError(
             f"parameter {name}: the measured gradient has norm {float(measured.double().norm()):.9g}, ordinary "

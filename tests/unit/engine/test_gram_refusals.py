@@ -234,8 +234,11 @@ def test_a_weight_read_around_its_module():
 
 @pytest.mark.parametrize(
     "weights, message",
-    [(WEIGHTS, "the measured gradient has norm"), (None, r"w'Kw = \S+ but ordinary autograd's gradient")],
-)
+    [
+        (WEIGHTS, "the measured gradient has norm"), (None, "the measured gradient has norm"),
+        ([1.0] * 4, r"w'Kw = \S+ but ordinary autograd's gradient"),
+    ],
+)  # fmt: skip
 def test_verification_sees_a_weight_read_beside_its_module(weights, message, monkeypatch):
     """With unit weights even the gradient is right, and w'Kw fits it. The block sees it too where .grad was empty."""
     model, b = build("llama", False), batch(4)

@@ -1,9 +1,10 @@
-"""Runs that are interrupted after so many steps."""
+"""Runs that are interrupted after so many steps, and what they must have in common with undisturbed ones."""
 
 from __future__ import annotations
 
 from pathlib import Path
 
+import pandas as pd
 import pytest
 
 from grpo_sweeps.config import RunConfig
@@ -24,3 +25,9 @@ def train_until(config: RunConfig, folder: Path, stop_after: int) -> None:
 
     with pytest.raises(Interrupted):
         train(config, folder, Watch(step=interrupt))
+
+
+def without_clock(metrics: pd.DataFrame) -> pd.DataFrame:
+    """Metrics less what a clock says and what is said once after a start."""
+    once = [name for name in metrics if name in ("time", "step_time") or name.startswith(("time/", "gram_forms/"))]
+    return metrics.drop(columns=once)

@@ -11,9 +11,10 @@ import numpy as np
 import pytest
 
 from grpo_sweeps.config import FunctionConfig, ModelConfig, RolloutConfig, RunConfig, TaskConfig
-from grpo_sweeps.loop import step as step_module
+from grpo_sweeps.engine import sampler
+from grpo_sweeps.engine.sampler import same_as
 from grpo_sweeps.loop.setup import prepare
-from grpo_sweeps.loop.step import rollouts_with_advantages, same_as
+from grpo_sweeps.loop.step import rollouts_with_advantages
 from grpo_sweeps.loop.train import train
 from grpo_sweeps.tracking.local import read_groups, read_metrics
 from grpo_sweeps.types import GroupRecord
@@ -22,7 +23,7 @@ MakeConfig = Callable[..., RunConfig]
 
 
 def test_doctests() -> None:
-    assert doctest.testmod(step_module).failed == 0 and same_as([]) == ()
+    assert doctest.testmod(sampler).failed == 0 and same_as([]) == ()
 
 
 @pytest.fixture

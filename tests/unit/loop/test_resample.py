@@ -15,7 +15,7 @@ from grpo_sweeps.loop.inner import take_step
 from grpo_sweeps.loop.setup import prepare
 from grpo_sweeps.loop.train import train
 from grpo_sweeps.tracking.local import read_evals, read_groups, read_metrics
-from tests.unit.loop.cut_runs import train_until
+from tests.unit.loop.cut_runs import train_until, without_clock
 
 MakeConfig = Callable[..., RunConfig]
 RESAMPLE = ObjectiveConfig(resample=True)
@@ -74,10 +74,8 @@ OBJECTIVES = {
 
 def record(folder: Path) -> dict[str, Any]:
     """What a run leaves, without the clock."""
-    metrics = read_metrics(folder)
-    clock = [name for name in metrics if name == "time" or name == "step_time" or name.startswith("time/")]
     return {
-        "metrics": metrics.drop(columns=clock).to_csv(index=False),
+        "metrics": without_clock(read_metrics(folder)).to_csv(index=False),
         "groups": [
             (dataclasses.replace(g, gram=None), None if g.gram is None else g.gram.tobytes())
             for g in read_groups(folder)

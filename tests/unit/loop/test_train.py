@@ -17,10 +17,9 @@ from grpo_sweeps.loop.train import train
 from grpo_sweeps.loop.watch import Stopped, Watch
 from grpo_sweeps.symptoms import NAMED
 from grpo_sweeps.tracking.local import read_completions, read_evals, read_groups, read_metrics
-from tests.unit.loop.cut_runs import Interrupted, train_until
+from tests.unit.loop.cut_runs import Interrupted, train_until, without_clock
 
 MakeConfig = Callable[..., RunConfig]
-CLOCK = ("time", "step_time")  # and everything below time/, and what is said once after a start
 
 
 def record(folder: Path) -> dict[str, Any]:
@@ -28,10 +27,8 @@ def record(folder: Path) -> dict[str, Any]:
     groups = [
         (dataclasses.replace(g, gram=None), None if g.gram is None else g.gram.tobytes()) for g in read_groups(folder)
     ]
-    metrics = read_metrics(folder)
-    clocks = [name for name in metrics if name in CLOCK or name.startswith(("time/", "gram_forms/"))]
     return {
-        "metrics": metrics.drop(columns=clocks).to_csv(index=False),
+        "metrics": without_clock(read_metrics(folder)).to_csv(index=False),
         "groups": groups,
         "evals": read_evals(folder),
         "completions": read_completions(folder),

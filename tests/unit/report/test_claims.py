@@ -52,7 +52,15 @@ def test_data_of_rank_R_minus_1_confirm_c7(write, tmp_path):
 
 def test_few_groups_decide_nothing(write, tmp_path):
     claims = sweep_of(write, tmp_path, "full", steps=2)
-    assert {claims[name].verdict for name in (*SPECTRA, "C5", "Shuffled")} == {UNDECIDED}
+    assert {claims[name].verdict for name in (*SPECTRA, "C5", "Shuffled") if name != "C8"} == {UNDECIDED}
+
+
+def test_few_groups_far_from_two_contradict_it_and_few_near_it_decide_nothing(write, tmp_path):
+    """By Hoeffding's interval for values in [1, R], which the finding names."""
+    full, paper = (sweep_of(write, tmp_path / kind, kind, steps=2)["C8"] for kind in ("full", "paper"))
+    assert full.verdict == CONTRADICTED and paper.verdict == UNDECIDED
+    assert {f.verdict for f in full.findings if f.R == 2} == {UNDECIDED}, "R = 2 allows no rank far from 2"
+    assert all("by Hoeffding's interval" in f.measured for f in (*full.findings, *paper.findings))
 
 
 def test_one_R_with_few_groups_leaves_a_claim_open_unless_another_breaks_it(write, tmp_path):
