@@ -185,7 +185,7 @@ def _precision(table: pd.DataFrame) -> str:
     if not len(ends):
         return ""
     width = (ends["effective_rank_floor_high"] - ends["effective_rank_floor_low"]).max() / 2
-    return f"K's own precision, as the Gram of the applied gradients, leaves a mean effective rank open by ±{width:.1g}."
+    return f"How exactly K is the Gram of the applied gradients leaves a mean effective rank open by ±{width:.1g}."
 
 
 def _ranks(table: pd.DataFrame) -> tuple[list[str], list[list[str]]]:
