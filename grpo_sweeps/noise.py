@@ -1,11 +1,12 @@
 """Signal and noise of a step's gradient: its signal-to-noise ratio, and the noise scale in groups.
 
-g_b is the gradient of group b as it enters the step's sum: 0 for a group that has none, which counts. G groups a step.
+g_b is the gradient of group b as it enters the step's sum: 0 for a group that has none, which counts. A step has G
+groups.
 
     m            (||sum_b g_b||^2 - sum_b ||g_b||^2) / (G (G - 1))    unbiased for ||E g||^2: the mean of <g_b, g_c>
                                                                       over all pairs of different groups
     v            sum_b ||g_b||^2 / G - m                              unbiased for tr Cov g, never below 0
-    noise_scale  v / m      groups a step at which noise and signal of its gradient are of one size
+    noise_scale  v / m      groups per step at which noise and signal of its gradient are of one size
     snr          m G / v    of the step's gradient: G / noise_scale
 
 m and v are the estimates of McCandlish et al. 2018 (arXiv 1812.06162, Appendix A.1) with one group as the small batch
@@ -58,8 +59,8 @@ class NoiseWindow:
         self.entries = [e for e in self.entries if step - WINDOW < e[0] < step] + [(step, m, v)]
 
     def metrics(self, groups: int) -> dict[str, float]:
-        """`gradient/snr` and `gradient/noise_scale` at `groups` a step; empty where the window's m or v is not above 0,
-        and the ratios say nothing."""
+        """`gradient/snr` and `gradient/noise_scale` at `groups` per step; empty where the window's m or v is not
+        above 0, and the ratios say nothing."""
         m = sum(e[1] for e in self.entries) / max(1, len(self.entries))
         v = sum(e[2] for e in self.entries) / max(1, len(self.entries))
         if not (m > 0 and v > 0):

@@ -122,7 +122,7 @@ def centred_rank_bound(weights_R: ArrayLike, same_as_R: ArrayLike) -> Any:
     """Largest rank of the centred rows w_i psi_i, by counting alone. Shape (..., R) -> (...).
 
     m classes with a weight that is not 0 have rank m at most. Centring costs one more where the column of ones is a
-    combination of theirs (every row counts, with one weight a class); where it is not, the bound R - 1 stays.
+    combination of theirs (every row counts, with one weight per class); where it is not, the bound R - 1 stays.
 
     >>> centred_rank_bound([0.5, 0.5, -1.0], [0, 0, 2]), centred_rank_bound([1.0, 0.5, -1.5], [0, 0, 2])
     (1, 2)

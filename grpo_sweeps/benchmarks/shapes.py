@@ -158,7 +158,7 @@ def summary(results: Sequence[dict[str, Any]], allowed: float) -> dict[str, Any]
 
 
 def reference_share(results: Iterable[dict[str, Any]]) -> float:
-    """Of the shapes whose entry has a kernel and that were not asked for a form, those that no kernel took."""
+    """Share of shapes that no kernel took, among those whose entry has one and that were not asked for a form."""
     free = [r for r in results if r["path"] not in ("scatter", "autograd") and r["entry"] not in FORCED]
     return sum(r["path"] in REFERENCE for r in free) / max(1, len(free))
 

@@ -29,7 +29,7 @@ WINDOWS = 50  # at most, of equal width
 
 
 def curve_table(sweep: Sweep) -> pd.DataFrame:
-    """One row an arm, R and window of steps (curves.csv).
+    """One row per arm, R and window of steps (curves.csv).
 
     step is the mean of the window's steps, first_step and last_step its ends; runs counts the runs with a step in it.
     Each of `VALUES` has its `_low` and `_high`; NaN where no run has it.

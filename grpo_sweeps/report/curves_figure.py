@@ -54,8 +54,8 @@ CAPTION = (
 )
 NOISE_CAPTION = (
     "With m the estimate of the squared mean gradient of one group, from products of different groups of a step alone, "
-    "and v that of its variance, each averaged over the last 20 steps: signal to noise is m G/v for G groups a step; "
-    "noise scale v/m, the groups a step at which noise and signal are of one size (arXiv 1812.06162). Logarithmic. "
+    "and v that of its variance, each averaged over the last 20 steps: signal to noise is m G/v for G groups per step; "
+    "noise scale v/m, the groups per step at which noise and signal are of one size (arXiv 1812.06162). Logarithmic. "
     "Left out where m is not above 0, so that where noise rules what is drawn is too favourable. "
 )
 BANDS = " Bands: 95% intervals clustered by seed (none with one seed), cut where they would flatten the curves."

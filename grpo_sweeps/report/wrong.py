@@ -1,6 +1,8 @@
-"""What looks wrong with a sweep's runs, first of all that the report says: a line a kind and arm."""
+"""What looks wrong with a sweep's runs, which the report says first: one line per kind and arm."""
 
 from __future__ import annotations
+
+from typing import Any
 
 from grpo_sweeps.report.query import Sweep
 from grpo_sweeps.symptoms import known, symptoms
@@ -18,20 +20,26 @@ def wrong(sweep: Sweep) -> list[str]:
     for run in sweep.runs[sweep.runs["state"] == "failed"].itertuples():
         reason = " ".join(str(run.error or "no reason is recorded").split())[:LONGEST]
         sentence = f"failed at step {run.step} of {run.total}: {reason}"
-        found.setdefault((str(run.arm), f"failed: {reason}"), []).append((str(run.name), sentence))
+        found.setdefault((str(run.arm), f"failed: {reason}"), []).append((_name(sweep, run), sentence))
     rows = {str(run): part for run, part in sweep.metrics.groupby("run", sort=False)} if len(sweep.metrics) else {}
     for run in sweep.runs.itertuples():
         if run.run in rows:
             course = [known(row) for row in rows[str(run.run)].select_dtypes("number").to_dict("records")]
             for symptom in symptoms(sweep.configs[str(run.run)], course, ended=run.state not in GOING_ON):
-                found.setdefault((str(run.arm), symptom.kind), []).append((str(run.name), symptom.sentence))
+                found.setdefault((str(run.arm), symptom.kind), []).append((_name(sweep, run), symptom.sentence))
     several = sweep.runs["arm"].nunique() > 1
     totals = sweep.runs["arm"].value_counts()
     return [_line(arm if several else "", runs, int(totals[arm])) for (arm, _), runs in found.items()]
+
+
+def _name(sweep: Sweep, run: Any) -> str:
+    """What tells the run from the others of its arm; '' where it is the only one of the sweep."""
+    return f"R={run.R} seed={run.seed}" if len(sweep.runs) > 1 else ""
 
 
 def _line(arm: str, runs: list[tuple[str, str]], total: int) -> str:
     """ "estimator=rloo: R=2 seed=0 and 2 more of 3 runs: every reward is 0 ..." """
     (name, sentence), more = runs[0], len(runs) - 1
     others = f" and {more} more of {total} runs (numbers of the first)" if more else ""
-    return f"{f'{arm}: ' if arm else ''}{name}{others}: {sentence}"
+    where = f"{f'{arm}: ' if arm else ''}{name}{others}"
+    return f"{where}: {sentence}" if where else sentence

@@ -18,7 +18,7 @@ from grpo_sweeps.spectra_equal import distinct_rows, first_equal
 
 
 def mixed_groups(o: Prompt, R: int, groups: int, rng: np.random.Generator) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Of drawn groups whose rewards differ: rewards (M, R), scores (M, R, D), and for each rollout the first of its
+    """Drawn groups whose rewards differ: their rewards (M, R), scores (M, R, D), and for each rollout the first of its
     group with the same text (M, R)."""
     index = o.draw(groups, R, rng)
     index = index[np.ptp(o.r_N[index], axis=1) > 0]

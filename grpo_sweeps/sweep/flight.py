@@ -69,7 +69,7 @@ class Flight:
 
 
 def fly(plan: Plan, start: Any, jobs_copy: bool = False, params: Mapping[str, Any] | None = None) -> list[RunResult]:
-    """In place of `sweep.launch.launch`: check the heaviest run and print the page. One result a run of the plan;
+    """In place of `sweep.launch.launch`: check the heaviest run and print the page. One result per run of the plan;
     that of the run that was tried is a failure where something looks wrong.
 
     Raises KeyboardInterrupt after Ctrl-C, with the temporary folder removed.
