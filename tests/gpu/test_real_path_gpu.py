@@ -8,6 +8,7 @@ The runs that are killed and begun again are processes, four at a time; all othe
 from __future__ import annotations
 
 import os
+import sys
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -53,12 +54,16 @@ def table(request: pytest.FixtureRequest) -> Iterator[None]:
 
 
 def timed(case: Case, source: list[str], folder: Path) -> int:
-    """Run and judge one case; the number of its Grams."""
+    """Run and judge one case; the number of its Grams. What went wrong is said at once: the time may run out."""
     begun = time.perf_counter()
     folder.mkdir()
-    grams = assert_right(case, run_case(case, source, folder, TOKENS, "cuda"))
-    SECONDS[title(case)] = time.perf_counter() - begun
-    return grams
+    try:
+        return assert_right(case, run_case(case, source, folder, TOKENS, "cuda"))
+    except BaseException as error:
+        print(f"\n{title(case)}: {type(error).__name__}: {error}", file=sys.__stderr__, flush=True)
+        raise
+    finally:
+        SECONDS[title(case)] = time.perf_counter() - begun
 
 
 @pytest.mark.parametrize("case", [case for case in CASES if not case["kill"]], ids=title)
