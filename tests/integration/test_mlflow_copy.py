@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import math
 import shutil
@@ -182,16 +183,9 @@ class Killed(BaseException):
     """Stands for SIGKILL."""
 
 
-CALLS = ("create", "log_points", "log_params", "set_tags", "upload", "set_status")
-
-
-@pytest.mark.parametrize("after", [False, True], ids=["before", "after"])
-@pytest.mark.parametrize("call", CALLS)
-def test_killed_around_any_call_a_second_copy_completes_it_once(
-    place: Path, monkeypatch: pytest.MonkeyPatch, call: str, after: bool
-) -> None:
-    runs = place / "runs" / "study"
-    make_run(runs, "0")
+@contextlib.contextmanager
+def killed_around(monkeypatch: pytest.MonkeyPatch, call: str, after: bool) -> Iterator[None]:
+    """Before or after the first such call of the store; what is inside must reach it."""
     original = getattr(Store, call)
 
     def dying(*arguments: Any) -> Any:
@@ -202,7 +196,21 @@ def test_killed_around_any_call_a_second_copy_completes_it_once(
     with monkeypatch.context() as patch:
         patch.setattr(Store, call, dying)
         with pytest.raises(Killed):
-            copy(place)
+            yield
+
+
+CALLS = ("create", "log_points", "log_params", "set_tags", "upload", "set_status")
+
+
+@pytest.mark.parametrize("after", [False, True], ids=["before", "after"])
+@pytest.mark.parametrize("call", CALLS)
+def test_killed_around_any_call_a_second_copy_completes_it_once(
+    place: Path, monkeypatch: pytest.MonkeyPatch, call: str, after: bool
+) -> None:
+    runs = place / "runs" / "study"
+    make_run(runs, "0")
+    with killed_around(monkeypatch, call, after):
+        copy(place)
     copy(place)
     assert len(contents(uri(place), deleted=True)) == 2
     found = child(uri(place), "0")

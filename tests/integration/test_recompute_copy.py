@@ -14,9 +14,8 @@ from grpo_sweeps import sync
 from grpo_sweeps.tracking.lines import METRICS, RECOMPUTED
 from grpo_sweeps.tracking.local import read_metrics
 from grpo_sweeps.tracking.mirror import Mirror
-from grpo_sweeps.tracking.mlflow_store import Store
 from grpo_sweeps.tracking.status import read_status, write_status
-from tests.integration.test_mlflow_copy import contents
+from tests.integration.test_mlflow_copy import contents, killed_around
 from tests.older_runs import STEPS, older_run, right_values
 
 pytestmark = pytest.mark.integration
@@ -113,27 +112,14 @@ def test_with_the_store_away_the_record_is_corrected_and_the_copy_follows(
     assert len(children(place)) == 2
 
 
-class Killed(BaseException):
-    """Stands for SIGKILL."""
-
-
 @pytest.mark.parametrize("after", [False, True], ids=["before", "after"])
 @pytest.mark.parametrize("call", ["create", "set_tags", "delete", "log_points", "upload"])
 def test_killed_around_any_call_a_second_sync_replaces_it_once(
     place: Path, monkeypatch: pytest.MonkeyPatch, call: str, after: bool
 ) -> None:
     copy(place)
-    original = getattr(Store, call)
-
-    def dying(*arguments: Any) -> Any:
-        if after:
-            original(*arguments)
-        raise Killed
-
-    with monkeypatch.context() as patch:
-        patch.setattr(Store, call, dying)
-        with pytest.raises(Killed):
-            synced(place)
+    with killed_around(monkeypatch, call, after):
+        synced(place)
     assert synced(place) == 0
     assert_one_active_that_is_right(place)
     assert len(children(place)) == 2
