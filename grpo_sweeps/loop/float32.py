@@ -21,7 +21,7 @@ from grpo_sweeps.engine.sampler import Rollout, same_as
 from grpo_sweeps.engine.widened import in_float32
 from grpo_sweeps.intervals import mean_interval
 from grpo_sweeps.loop.measured import measured_block
-from grpo_sweeps.loop.scoring import token_log_probs
+from grpo_sweeps.loop.scoring import row_sums
 from grpo_sweeps.loop.setup import Setup, micro_batch_rows
 from grpo_sweeps.loop.verification import LARGE_MODEL
 
@@ -50,6 +50,11 @@ def against_float32(
         return {}
     if sum(p.numel() for p in model.parameters()) >= LARGE_MODEL:
         groups, weights = groups[:FEW_GROUPS], weights[:FEW_GROUPS]
+    texts = [np.array(same_as([rollout.completion_ids for rollout in group])) for group in groups]
+    several = [g for g, same in enumerate(texts) if same.any()]
+    if not several:
+        return {}
+    groups, weights, texts = [groups[g] for g in several], [weights[g] for g in several], [texts[g] for g in several]
     setup.say(f"comparing the spectra of {len(groups)} groups with those in float32")
     parameters = [p for p in model.parameters() if p.requires_grad]
     try:
@@ -60,12 +65,7 @@ def against_float32(
     except torch.OutOfMemoryError:
         setup.say("the memory is too small for the weights in float32: the dtype is not compared")
         return {}
-    texts = [np.array(same_as([rollout.completion_ids for rollout in group])) for group in groups]
-    several = [g for g, same in enumerate(texts) if same.any()]
-    if not several:
-        return {}
-    chosen = ([items[g] for g in several] for items in (own, wide, [_weights_of(w) for w in weights], texts))
-    return _metrics(*chosen)
+    return _metrics(own, wide, [_weights_of(w_R) for w_R in weights], texts)
 
 
 def _grams(setup: Setup, groups: Sequence[Sequence[Rollout]]) -> list[np.ndarray]:
@@ -76,16 +76,15 @@ def _grams(setup: Setup, groups: Sequence[Sequence[Rollout]]) -> list[np.ndarray
     own = replace(setup, config=config, gram=GradientGram(setup.policy.model))
     found = []
     for rollouts in groups:
-        scores = functools.partial(_row_sums, own, rollouts)
-        m, _ = measured_block(own, torch.ones(R), scores, check=True)
+        m, _ = measured_block(own, torch.ones(R), functools.partial(_scores, own, rollouts), check=True)
         found.append(m.matrices()[0].numpy())
         for parameter in setup.policy.model.parameters():
             parameter.grad = None
     return found
 
 
-def _row_sums(setup: Setup, rollouts: Sequence[Rollout], rows: slice) -> torch.Tensor:
-    return token_log_probs(setup, rollouts[rows])[0].sum(dim=1)
+def _scores(setup: Setup, rollouts: Sequence[Rollout], rows: slice) -> torch.Tensor:
+    return row_sums(setup, rollouts[rows])
 
 
 def _weights_of(weights_R: np.ndarray) -> np.ndarray:

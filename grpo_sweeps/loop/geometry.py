@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from grpo_sweeps.engine.update_geometry import UpdateGeometry
+from grpo_sweeps.loop.schedule import due
 from grpo_sweeps.loop.setup import Setup
 from grpo_sweeps.types import UpdateRecord
 
@@ -24,8 +25,7 @@ def apply_update(setup: Setup, step: int, lr: float) -> Update:
     Raises:
         FloatingPointError: when the gradient is not finite.
     """
-    every = setup.config.analysis.update_every
-    if not every or step % every:
+    if not due(step, setup.config.analysis.update_every):
         return Update(setup.optimizer.step(lr))
     names = [name for name, p in setup.policy.model.named_parameters() if p.requires_grad]
     geometry = UpdateGeometry(names)

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from grpo_sweeps.loop.schedule import due
 from grpo_sweeps.loop.setup import Setup
 from grpo_sweeps.noise import signal_and_noise
 from grpo_sweeps.types import GroupRecord
@@ -18,7 +19,7 @@ def gradient_noise(setup: Setup, step: int, groups: Sequence[GroupRecord], grad_
     updates (no norm is of the sum of all groups' gradients), or one of a single group. grad_norm: before clipping.
     """
     config = setup.config
-    if setup.gram is None or step % config.analysis.every or config.objective.updates > 1 or len(groups) < 2:
+    if setup.gram is None or not due(step, config.analysis.every) or config.objective.updates > 1 or len(groups) < 2:
         return {}
     setup.noise.add(step, *signal_and_noise(grad_norm**2, [_sq_norm(group) for group in groups]))
     return setup.noise.metrics(len(groups))

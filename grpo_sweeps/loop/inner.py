@@ -30,9 +30,10 @@ from grpo_sweeps.estimators import row_weights
 from grpo_sweeps.loop.continuations import step_credit
 from grpo_sweeps.loop.geometry import Update, apply_update
 from grpo_sweeps.loop.gradient_noise import gradient_noise
-from grpo_sweeps.loop.measured import Measured, due, measured_block, read_block
+from grpo_sweeps.loop.measured import Measured, measured_block, read_block
 from grpo_sweeps.loop.metrics import StepTimes, step_metrics
 from grpo_sweeps.loop.ratios import RatioTally
+from grpo_sweeps.loop.schedule import due
 from grpo_sweeps.loop.scoring import blocks, features, micro_batches, scored, spread, token_log_probs
 from grpo_sweeps.loop.setup import Setup
 from grpo_sweeps.loop.step import (

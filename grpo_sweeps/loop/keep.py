@@ -11,6 +11,7 @@ import torch
 from grpo_sweeps.config import TrainerConfig
 from grpo_sweeps.engine import checkpoint
 from grpo_sweeps.engine.policy import not_finite
+from grpo_sweeps.loop.schedule import due
 from grpo_sweeps.loop.setup import Setup
 from grpo_sweeps.tracking.local import LocalRecord
 
@@ -93,8 +94,7 @@ class Keeper:
 
 
 def _by_steps(trainer: TrainerConfig, done: int) -> bool:
-    every = trainer.checkpoint_every
-    return done == trainer.steps or (bool(every) and done % every == 0)
+    return done == trainer.steps or due(done, trainer.checkpoint_every)
 
 
 def _trainable(setup: Setup) -> dict[str, torch.Tensor]:

@@ -24,10 +24,6 @@ class Measured:
     gram_by: dict[str, np.ndarray] | None = None
 
 
-def due(step: int, every: int) -> bool:
-    return bool(every) and step % every == 0
-
-
 def measured_block(
     setup: Setup, weights: Tensor, row_scalars: Callable[[slice], Tensor], check: bool
 ) -> tuple[Measurement, Tensor]:

@@ -29,6 +29,11 @@ def token_log_probs(
     return logprobs_BT, batch.completion_mask_BT
 
 
+def row_sums(setup: Setup, rollouts: Sequence[Rollout]) -> Tensor:
+    """(B,) log-probabilities of the rollouts under the policy, each from its own row alone."""
+    return token_log_probs(setup, rollouts)[0].sum(dim=1)
+
+
 def micro_batches(setup: Setup, rows: int) -> list[slice]:
     """The rows that go through the model together."""
     size = micro_batch_rows(setup.config)

@@ -29,10 +29,11 @@ from grpo_sweeps.loop.drawing import draw
 from grpo_sweeps.loop.float32 import against_float32
 from grpo_sweeps.loop.geometry import apply_update
 from grpo_sweeps.loop.gradient_noise import gradient_noise
-from grpo_sweeps.loop.measured import Measured, due, measured_block, read_block
+from grpo_sweeps.loop.measured import Measured, measured_block, read_block
 from grpo_sweeps.loop.metrics import StepTimes, step_metrics
 from grpo_sweeps.loop.penalty import less_kl
-from grpo_sweeps.loop.scoring import blocks, micro_batches, token_log_probs
+from grpo_sweeps.loop.schedule import due
+from grpo_sweeps.loop.scoring import blocks, micro_batches, row_sums
 from grpo_sweeps.loop.setup import Setup
 from grpo_sweeps.loop.verification import verify
 from grpo_sweeps.types import Completion, GroupRecord, Problem, RowKind, UpdateRecord, Verdict
@@ -162,23 +163,18 @@ def backward(setup: Setup, rated: Rated, step: int) -> dict[int, Measured]:
 def _measured_backward(setup: Setup, rated: Rated, groups: list[int], check: bool) -> list[Measured]:
     """Whole groups with unit weights on the rows; GradientGram applies the weights where the gradients are formed."""
     rollouts, descent = rated.rollouts_of(groups), -rated.weights_GR[groups].flatten()  # the optimiser descends
-    m, sums = measured_block(setup, descent, lambda rows: _row_sums(setup, rollouts[rows]), check)
+    m, sums = measured_block(setup, descent, lambda rows: row_sums(setup, rollouts[rows]), check)
     return read_block(setup, m, sums)
 
 
 def _plain_backward(setup: Setup, rated: Rated, groups: list[int]) -> list[Measured]:
     rollouts, weights, sums = rated.rollouts_of(groups), rated.weights_GR[groups].flatten(), []
     for rows in micro_batches(setup, len(rollouts)):
-        row_sums = _row_sums(setup, rollouts[rows])
-        (-(weights[rows].to(row_sums) * row_sums).sum()).backward()
-        sums.append(row_sums.detach().double().cpu())
+        scores_B = row_sums(setup, rollouts[rows])
+        (-(weights[rows].to(scores_B) * scores_B).sum()).backward()
+        sums.append(scores_B.detach().double().cpu())
     sums_GR = torch.cat(sums).numpy().reshape(len(groups), -1)
     return [Measured(sums_R) for sums_R in sums_GR]
-
-
-def _row_sums(setup: Setup, rollouts: list[Rollout]) -> Tensor:
-    """(B,) log-probabilities of the rollouts, each from its own row alone."""
-    return token_log_probs(setup, rollouts)[0].sum(dim=1)
 
 
 def record(rated: Rated, measured: dict[int, Measured], step: int, g: int, kind: RowKind = "scores") -> GroupRecord:
@@ -208,8 +204,7 @@ def record(rated: Rated, measured: dict[int, Measured], step: int, g: int, kind:
 def completions(setup: Setup, rated: Rated, step: int) -> list[Completion]:
     """Every so many steps the completions of one group are kept whole, to be read: the first from which something is
     learnt and whose rewards differ, where the step has such a group."""
-    every = setup.config.analysis.keep_completions_every
-    if not every or step % every:
+    if not due(step, setup.config.analysis.keep_completions_every):
         return []
     g = _worth_reading(rated)
     rows, problem = rated.rows(g), rated.problems[g]

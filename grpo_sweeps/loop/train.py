@@ -12,6 +12,7 @@ from grpo_sweeps.loop.inner import take_step
 from grpo_sweeps.loop.keep import Keeper
 from grpo_sweeps.loop.metrics import relative_entropy
 from grpo_sweeps.loop.progress import RunProgress
+from grpo_sweeps.loop.schedule import due
 from grpo_sweeps.loop.setup import Setup, prepare
 from grpo_sweeps.loop.watch import Stopped, Watch
 from grpo_sweeps.symptoms import Course, known
@@ -54,7 +55,7 @@ def train(config: RunConfig, run_dir: Path, watch: Watch | None = None, name: st
         course = _course(config, run_dir)
         try:
             for step in range(done, total):
-                if _evaluation_due(config, step):
+                if due(step, config.trainer.eval_every):
                     _evaluate(setup, record, progress, watch, step)
                 before = _rollouts_before(setup, step)
                 result = take_step(setup, step)
@@ -111,11 +112,6 @@ def _rollouts_before(setup: Setup, step: int) -> float:
     """Rollouts drawn for training before `step`, discarded ones and continuations too: what an evaluation before that
     step has behind it."""
     return float(step * setup.config.groups * setup.config.R + setup.tally.discarded)
-
-
-def _evaluation_due(config: RunConfig, step: int) -> bool:
-    every = config.trainer.eval_every
-    return bool(every) and step % every == 0
 
 
 def _evaluate(setup: Setup, record: LocalRecord, progress: RunProgress, watch: Watch, step: int) -> None:

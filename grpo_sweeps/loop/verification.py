@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Sequence
 from dataclasses import replace
 
-from torch import Tensor
-
 from grpo_sweeps.engine.gram import measured_floor, verify_against_autograd
 from grpo_sweeps.engine.sampler import Rollout
-from grpo_sweeps.loop.scoring import token_log_probs
+from grpo_sweeps.loop.scoring import row_sums
 from grpo_sweeps.loop.setup import VERIFIED_ROWS, Setup
 
 TOKENS = 128  # of a row of the block that is verified
@@ -26,13 +25,9 @@ def verify(setup: Setup, rollouts: Sequence[Rollout]) -> None:
     different = list({(o.prompt_ids, o.completion_ids): o for o in rollouts}.values())
     pieces = [piece(rollout) for rollout in different[: verified_rows(setup)]]
     setup.say(f"verifying the Gram of {len(pieces)} rows against separate backwards")
-
-    def row_sums() -> Tensor:
-        return token_log_probs(setup, pieces)[0].sum(dim=1)
-
-    model = setup.policy.model
-    verify_against_autograd(model, setup.gram, row_sums, [len(pieces)])
-    setup.precision.floor = measured_floor(model, setup.gram, row_sums, [len(pieces)])
+    model, scores = setup.policy.model, functools.partial(row_sums, setup, pieces)
+    verify_against_autograd(model, setup.gram, scores, [len(pieces)])
+    setup.precision.floor = measured_floor(model, setup.gram, scores, [len(pieces)])
 
 
 def verified_rows(setup: Setup) -> int:

@@ -6,7 +6,6 @@ and started again, which goes on from it in a fresh set-up. Only evaluation and 
 
 from __future__ import annotations
 
-import dataclasses
 import math
 import os
 import re
@@ -19,7 +18,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from grpo_sweeps.config import AnalysisConfig, RunConfig, TrackingConfig, to_mapping
+from grpo_sweeps.config import RunConfig, TrackingConfig, to_mapping
 from grpo_sweeps.sweep import paths, preflight
 from grpo_sweeps.sweep.execute import LOG_FILE, RunResult, Signals, execute
 from grpo_sweeps.sweep.ledger import status_or_none
@@ -115,9 +114,8 @@ def checked(config: RunConfig, runs_dir: Path) -> RunConfig:
     steps = max(STEPS, config.trainer.steps)
     trainer = replace(config.trainer, steps=steps, eval_every=0, checkpoint_every=0, checkpoint_minutes=None)
     analysis = replace(config.analysis, every=min(1, config.analysis.every))
-    if "compare_float32" in {item.name for item in dataclasses.fields(AnalysisConfig)} and analysis.every:
-        compared: dict[str, Any] = {"compare_float32": COMPARED}
-        analysis = replace(analysis, **compared)
+    if analysis.every:
+        analysis = replace(analysis, compare_float32=COMPARED)
     tracking = TrackingConfig("local")
     return replace(config, trainer=trainer, analysis=analysis, tracking=tracking, runs_dir=str(runs_dir), sweep="check")
 

@@ -119,7 +119,7 @@ class WeightSums:
         return True
 
     def _stand_in(self, form: str, error: Exception) -> None:
-        """The reference takes over, for this weight from here on; said once a reason."""
+        """The reference takes over, for this weight from here on; said once per reason."""
         refuse_shape(form, str(error))
         self.form = "blocks"
 
