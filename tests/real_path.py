@@ -74,8 +74,10 @@ def overrides(case: Case, source: Sequence[str], runs_dir: Path, tokens: int, de
     words += [f"model.dtype={case['dtype']}", f"model.gradient_checkpointing={str(case['checkpointing']).lower()}"]
     words += [f"model.lora.r={8 if case['lora'] else 0}", f"rollout.max_new_tokens={tokens}", "tracking=local"]
     words += [f"runs_dir={runs_dir}", "sweep=real_path", f"trainer.device={device}", "analysis.check_every=1"]
+    # A killed run goes on from a checkpoint of each step. The others write their last one alone: gigabytes each.
+    words += [f"trainer.checkpoint_every={int(case['kill'])}", "trainer.checkpoint_minutes=null"]
     words += [f"trainer.steps={STEPS[case['kill']]}", f"trainer.prompts={4 if R < 8 else 2}", "trainer.eval_every=0"]
-    words += ["trainer.checkpoint_every=1", "trainer.checkpoint_minutes=null", "trainer.lr=1e-6", "seed=1"]
+    words += ["trainer.lr=1e-6", "seed=1"]
     if objective == "gspo":
         words.append("objective.minibatches=2")  # four would want as many groups
     if objective in ("vine", "oracle"):

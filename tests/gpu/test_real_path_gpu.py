@@ -8,6 +8,7 @@ The runs that are killed and begun again are processes, four at a time; all othe
 from __future__ import annotations
 
 import os
+import shutil
 import sys
 import time
 from collections.abc import Iterator
@@ -54,11 +55,14 @@ def table(request: pytest.FixtureRequest) -> Iterator[None]:
 
 
 def timed(case: Case, source: list[str], folder: Path) -> int:
-    """Run and judge one case; the number of its Grams. What went wrong is said at once: the time may run out."""
+    """Run and judge one case; the number of its Grams. What went wrong is said at once: the time may run out. The
+    folder of a case that passed is removed: all of them together would fill a disk."""
     begun = time.perf_counter()
     folder.mkdir()
     try:
-        return assert_right(case, run_case(case, source, folder, TOKENS, "cuda"))
+        grams = assert_right(case, run_case(case, source, folder, TOKENS, "cuda"))
+        shutil.rmtree(folder)
+        return grams
     except BaseException as error:
         print(f"\n{title(case)}: {type(error).__name__}: {error}", file=sys.__stderr__, flush=True)
         raise
