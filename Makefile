@@ -32,14 +32,16 @@ unit: $(VENV)/installed-dev  ## the unit tests alone (seconds)
 coverage: $(VENV)/installed-dev  ## the whole suite with the lines and branches of the package that it reaches
 	$(PY) -m pytest $(PYTEST_ARGS) --cov --cov-report=term
 
-lint: $(VENV)/installed-dev  ## ruff: lint and import order
+lint: $(VENV)/installed-dev  ## ruff: lint, import order and format
 	$(PY) -m ruff check .
+	$(PY) -m ruff format --check .
 
 types: $(VENV)/installed-dev  ## mypy
 	$(PY) -m mypy
 
 format: $(VENV)/installed-dev  ## let ruff mend what it can
 	$(PY) -m ruff check --fix .
+	$(PY) -m ruff format .
 
 wheel: $(VENV)/installed-dev  ## build dist/grpo_sweeps-*.whl
 	$(PY) -m pip wheel --quiet --no-deps --no-build-isolation --wheel-dir dist .

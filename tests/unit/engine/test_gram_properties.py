@@ -1,6 +1,5 @@
 """Checks 4, 5: finite differences and the invariances that must hold; random shapes of the linear forms."""
 
-
 import pytest
 import torch
 from hypothesis import given, settings

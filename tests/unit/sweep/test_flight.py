@@ -192,6 +192,19 @@ def test_the_second_step_goes_on_from_the_checkpoint(place: Path) -> None:
         assert [row[name] for row in flown.rows] == whole[name].tolist()
 
 
+def test_only_the_checkpoint_that_is_read_is_written(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Gigabytes for a real model: the second step, from which nobody goes on, leaves none."""
+    from grpo_sweeps.engine import checkpoint
+
+    saved: list[int] = []
+    save = checkpoint.save
+    monkeypatch.setattr(
+        checkpoint, "save", lambda folder, step, *a, **k: saved.append(step) or save(folder, step, *a, **k)
+    )
+    flown = flight.take_off(planned(place, **{"trainer.steps": 5}), place / "temporary")
+    assert (saved, flown.failure, len(flown.rows)) == ([1], "", 2)
+
+
 def test_a_checkpoint_that_is_not_found_is_named(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     from grpo_sweeps.engine import checkpoint
 
