@@ -3,7 +3,7 @@ what the difference does to the ranks that are read from it.
 
 A third column is ordinary autograd in the training dtype, one row at a time: the error that the dtype itself makes.
 Weights are as the architecture initialises them. Rows are formed for some parameters at a time (see
-`rows.autograd_gram`): in float64 those of a whole model would not fit a card.
+`subjects.autograd_gram`): in float64 those of a whole model would not fit a card.
 """
 
 from __future__ import annotations
@@ -15,7 +15,6 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from grpo_sweeps.benchmarks.rows import autograd_gram
 from grpo_sweeps.benchmarks.setup import (
     Batch,
     ModelOptions,
@@ -28,7 +27,7 @@ from grpo_sweeps.benchmarks.setup import (
     random_model,
     write_json,
 )
-from grpo_sweeps.benchmarks.subjects import blockwise_sums
+from grpo_sweeps.benchmarks.subjects import autograd_gram, blockwise_sums
 from grpo_sweeps.engine.gram import GradientGram
 from grpo_sweeps.estimators.group import grpo
 from grpo_sweeps.spectra import (
@@ -53,7 +52,7 @@ COLUMNS = ("float64", "ours", "autograd")
 
 
 @dataclass(frozen=True)
-class Options(ModelOptions):
+class ErrorBench(ModelOptions):
     """R rows of T tokens, of which the first `prompt` are not scored. layers, vocabulary: of the model, 0 = its own."""
 
     model: str = "nemotron_mini_4b"
@@ -70,7 +69,10 @@ class Options(ModelOptions):
     json: str = ""
 
 
-def run(options: Options, command: str) -> None:
+Options = ErrorBench  # under this name `grpo_sweeps.bench` finds the options of every benchmark
+
+
+def run(options: ErrorBench, command: str) -> None:
     """Print the comparison; with json=path also write it, the Grams included."""
     check(options)
     device = options.prepare()
@@ -94,7 +96,7 @@ def run(options: Options, command: str) -> None:
     print_table(result)
 
 
-def check(options: Options) -> None:
+def check(options: ErrorBench) -> None:
     options.check_model()
     if options.R < 2:
         raise ConfigError(f"bench: R={options.R}: allowed are whole numbers from 2")
@@ -104,7 +106,7 @@ def check(options: Options) -> None:
             raise ConfigError(f"bench: {key}={value}: allowed are whole numbers from 0 (0 = the model's own)")
 
 
-def all_grams(options: Options, model: nn.Module, batch: Batch) -> tuple[dict[str, np.ndarray], float]:
+def all_grams(options: ErrorBench, model: nn.Module, batch: Batch) -> tuple[dict[str, np.ndarray], float]:
     """{"ours" | "autograd" | "float64": (R, R)} and the floor that GradientGram states for the dtype.
 
     The float64 model is the same one, widened at the end: no second copy.

@@ -34,7 +34,7 @@ SHAPES = {
 
 
 @dataclass(frozen=True)
-class Options:
+class FormsBench:
     """One weight (o, i) at a time; medians of `repeats`. plain: the ordinary weight-gradient product."""
 
     R: int = 8
@@ -45,7 +45,10 @@ class Options:
     json: str = ""
 
 
-def run(options: Options, command: str) -> None:
+Options = FormsBench  # under this name `grpo_sweeps.bench` finds the options of every benchmark
+
+
+def run(options: FormsBench, command: str) -> None:
     """Print one line a shape and T: ms of the plain product and of every form, and what the rule takes."""
     check_choice("dtype", options.dtype, list(DTYPES))
     check_positive(R=options.R, repeats=options.repeats, T=min(options.T))

@@ -1,5 +1,5 @@
 """Forward and backward of one micro-batch with and without the Gram of its rows: time, memory and exactness of
-GradientGram beside the other ways to the same numbers (see `subjects` and `rivals`).
+GradientGram beside the other ways to the same numbers (see `subjects`).
 
 Peak memory is that of one step beyond the weights and what was there before: on CUDA the allocator's high-water mark,
 on a CPU the resident set's, each subject in a process of its own. The error of a Gram is its relative Frobenius
@@ -21,8 +21,6 @@ from typing import Any
 import torch
 from torch import nn
 
-from grpo_sweeps.benchmarks.rivals import SUBJECTS
-from grpo_sweeps.benchmarks.rows import autograd_gram, frobenius_error
 from grpo_sweeps.benchmarks.setup import (
     Batch,
     ModelOptions,
@@ -38,7 +36,7 @@ from grpo_sweeps.benchmarks.setup import (
     small_config,
     write_json,
 )
-from grpo_sweeps.benchmarks.subjects import Subject
+from grpo_sweeps.benchmarks.subjects import SUBJECTS, Subject, autograd_gram, frobenius_error
 from grpo_sweeps.benchmarks.timing import attempt, join_notes, resident_growth, time_subjects
 
 SMALL_T = 128
@@ -46,7 +44,7 @@ SMALL_ROW_BYTES = 4 * 2**30
 
 
 @dataclass(frozen=True)
-class Options(ModelOptions):
+class GramBench(ModelOptions):
     """groups of R rows, T tokens a row of which the first `prompt` are not scored; one thread a CPU unless `threads`
     says."""
 
@@ -67,7 +65,10 @@ class Options(ModelOptions):
     peak_of: str = ""  # the child processes' own: one subject
 
 
-def run(options: Options, command: str) -> None:
+Options = GramBench  # under this name `grpo_sweeps.bench` finds the options of every benchmark
+
+
+def run(options: GramBench, command: str) -> None:
     """Print the comparison; with json=path also write it."""
     check(options)
     device = options.prepare()
@@ -96,7 +97,7 @@ def run(options: Options, command: str) -> None:
     print_table(result)
 
 
-def check(options: Options) -> None:
+def check(options: GramBench) -> None:
     options.check_model()
     for name in options.subjects:
         check_choice("subjects", name, (*SUBJECTS, "all"))
@@ -111,7 +112,7 @@ def makers(names: list[str], model: nn.Module, batch: Batch, options: ModelOptio
     return {name: partial(SUBJECTS[name], model, batch, options.form, options.block_bytes) for name in names}
 
 
-def small_errors(options: Options, names: list[str], device: torch.device) -> dict[str, tuple[float | None, str]]:
+def small_errors(options: GramBench, names: list[str], device: torch.device) -> dict[str, tuple[float | None, str]]:
     """{subject: (relative Frobenius error of its Gram, "") or (None, what went wrong, "" if it makes no Gram)}."""
     model = random_model(small_config(options.model), options.dtype, device, options.checkpointing)
     T = min(options.T, SMALL_T)
@@ -131,13 +132,13 @@ def small_errors(options: Options, names: list[str], device: torch.device) -> di
     return errors
 
 
-def child_growth(options: Options, device: torch.device) -> float | None:
+def child_growth(options: GramBench, device: torch.device) -> float | None:
     model = random_model(model_config(options.model), options.dtype, device, options.checkpointing)
     batch = random_batch(model, options.R, options.groups, options.T, options.prompt)
     return resident_growth(makers([options.peak_of], model, batch, options)[options.peak_of]())
 
 
-def peak_of_child(options: Options) -> tuple[float | None, str]:
+def peak_of_child(options: GramBench) -> tuple[float | None, str]:
     """(MB, "") or (None, why not)."""
     words = [f"{key}={word_of(value)}" for key, value in asdict(options).items()]
     command = [sys.executable, "-m", "grpo_sweeps.bench", "gram", *words]

@@ -25,8 +25,7 @@ from grpo_sweeps.benchmarks.setup import (
     synchronize,
     write_json,
 )
-from grpo_sweeps.benchmarks.shape_cases import case_of, errors_of
-from grpo_sweeps.benchmarks.shape_draws import FORCED, LAYOUTS, draw
+from grpo_sweeps.benchmarks.shape_cases import FORCED, LAYOUTS, case_of, draw, errors_of
 from grpo_sweeps.engine.gram.forms import MAX_FUSED_ROWS, kernels
 from grpo_sweeps.engine.gram.layout import HALF_TYPES
 from grpo_sweeps.types import ConfigError
@@ -38,7 +37,7 @@ REFERENCE = ("blocks", "reference")  # where a kernel could not take the shape
 
 
 @dataclass(frozen=True)
-class Options:
+class ShapesBench:
     """tokens: the most of a row. work: the most multiplications of a shape's forward. index: this shape alone, -1 all.
     workers: processes, 0 = 1 on a CPU and 8 on CUDA."""
 
@@ -53,7 +52,10 @@ class Options:
     json: str = ""
 
 
-def run(options: Options, command: str) -> int:
+Options = ShapesBench  # under this name `grpo_sweeps.bench` finds the options of every benchmark
+
+
+def run(options: ShapesBench, command: str) -> int:
     """Print a line per entry and path, and every shape that failed; the exit code, 1 where one did."""
     check_choice("dtype", options.dtype, list(DTYPES))
     check_positive(count=options.count, tokens=options.tokens)
@@ -74,7 +76,7 @@ def run(options: Options, command: str) -> int:
     return int(bool(result["crashes"] or result["beyond"]))
 
 
-def measured(options: Options, device: torch.device) -> Iterator[dict[str, Any]]:
+def measured(options: ShapesBench, device: torch.device) -> Iterator[dict[str, Any]]:
     """One result per shape, in order."""
     indices = range(options.count) if options.index < 0 else range(options.index, options.index + 1)
     chunks = [indices[low : low + CHUNK] for low in range(0, len(indices), CHUNK)]
@@ -109,14 +111,14 @@ def compile_fused(dtype: torch.dtype, device: torch.device) -> None:
         list(pool.map(fused.binary, variants))
 
 
-def one_chunk(options: Options, indices: Sequence[int]) -> list[dict[str, Any]]:
+def one_chunk(options: ShapesBench, indices: Sequence[int]) -> list[dict[str, Any]]:
     """Results of some shapes in this process."""
     device = device_of(options.device)
     torch.backends.cuda.matmul.allow_tf32 = False
     return [one_shape(options, index, device) for index in indices]
 
 
-def one_shape(options: Options, index: int, device: torch.device) -> dict[str, Any]:
+def one_shape(options: ShapesBench, index: int, device: torch.device) -> dict[str, Any]:
     """{"path", "gram", "gradient", "wide"} or {"crash"} beside the shape itself."""
     dtype = DTYPES[options.dtype]
     shape = draw(options.seed, index, options.tokens, options.work, dtype, device)

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from grpo_sweeps.bench import main, parse
-from grpo_sweeps.benchmarks import error, forms, growth, rivals
+from grpo_sweeps.benchmarks import error, forms, growth, subjects
 from grpo_sweeps.benchmarks import gram as gram_benchmark
 from grpo_sweeps.types import ConfigError
 
@@ -62,7 +62,7 @@ def test_help_lists_words_that_are_accepted(module, capsys):
 
 @pytest.mark.integration
 def test_gram_prints_a_table_and_writes_the_numbers(tmp_path, capsys, monkeypatch):
-    monkeypatch.setattr(rivals, "installed", lambda package: False)
+    monkeypatch.setattr(subjects, "installed", lambda package: False)
     path = tmp_path / "folder" / "bench.json"
     words = ["gram", "model=test", "R=2", "T=8", "repeats=2", "device=cpu", f"json={path}"]
     assert main([*words, "subjects=plain,ours,backpack"]) == 0

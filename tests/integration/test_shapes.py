@@ -7,7 +7,7 @@ import torch
 
 from grpo_sweeps.bench import main, parse
 from grpo_sweeps.benchmarks import shapes
-from grpo_sweeps.benchmarks.shape_draws import ENTRIES, Shape, draw
+from grpo_sweeps.benchmarks.shape_cases import ENTRIES, Shape, draw
 from grpo_sweeps.engine.gram import sums
 
 pytestmark = pytest.mark.integration

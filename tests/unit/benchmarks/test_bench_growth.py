@@ -7,7 +7,7 @@ import pytest
 from PIL import Image
 
 from grpo_sweeps.bench import main
-from grpo_sweeps.benchmarks import growth, growth_figure
+from grpo_sweeps.benchmarks import growth
 from grpo_sweeps.benchmarks.error import errors, grpo_weights, ranks
 
 
@@ -32,11 +32,11 @@ def ink(path):
 
 
 def test_the_figure_shows_what_was_measured_and_names_what_is_missing(result, tmp_path):
-    paths = growth_figure.draw(result, str(tmp_path / "folder" / "growth"))
+    paths = growth.draw(result, str(tmp_path / "folder" / "growth"))
     assert [path.name for path in paths] == ["growth.png", "growth.pdf"]
-    assert Image.open(paths[0]).size[0] == 3 * 2.5 * growth_figure.DPI and ink(paths[0]) > 0.02
+    assert Image.open(paths[0]).size[0] == 3 * 2.5 * growth.DPI and ink(paths[0]) > 0.02
     assert paths[1].read_bytes().startswith(b"%PDF") and paths[1].stat().st_size > 5_000
-    assert growth_figure.missing(result) == ["R=8 T=512 out of memory"]
+    assert growth.missing(result) == ["R=8 T=512 out of memory"]
 
 
 def test_pairs_along_two_lines():
@@ -53,25 +53,25 @@ def test_two_lines_must_meet_in_a_pair(through, capsys):
 
 def test_two_lines_are_two_panels(result, tmp_path, monkeypatch):
     panels = []
-    draw_panel = growth_figure.draw_panel
-    monkeypatch.setattr(growth_figure, "draw_panel", lambda *args: panels.append(args[2:]) or draw_panel(*args))
+    draw_panel = growth.draw_panel
+    monkeypatch.setattr(growth, "draw_panel", lambda *args: panels.append(args[2:]) or draw_panel(*args))
     result["options"]["through"] = [4, 256]
-    growth_figure.draw(result, str(tmp_path / "growth"))
+    growth.draw(result, str(tmp_path / "growth"))
     assert panels == [("R", "T", 256), ("T", "R", 4)]
 
 
 def test_a_sweep_without_a_point_still_names_them(result, tmp_path):
     result["points"] = result["points"][-1:]
-    assert ink(growth_figure.draw(result, str(tmp_path / "growth"))[0]) > 0.001
+    assert ink(growth.draw(result, str(tmp_path / "growth"))[0]) > 0.001
 
 
 def test_names_of_lines_do_not_overlap():
-    figure = growth_figure.plt.figure()
+    figure = growth.plt.figure()
     ax = figure.add_subplot()
-    growth_figure.name_lines(ax, [(0.10, "b", "0.3"), (0.101, "c", "0.3"), (0.01, "a", "0.3")])
+    growth.name_lines(ax, [(0.10, "b", "0.3"), (0.101, "c", "0.3"), (0.01, "a", "0.3")])
     heights = [text.get_position()[1] for text in ax.texts]
     assert [text.get_text() for text in ax.texts] == ["a", "b", "c"] and min(np.diff(heights)) > 0.08
-    growth_figure.plt.close(figure)
+    growth.plt.close(figure)
 
 
 def test_growth_measures_writes_after_every_point_and_draws_again(tmp_path, capsys, monkeypatch):

@@ -5,10 +5,8 @@ from functools import partial
 import pytest
 import torch
 
-from grpo_sweeps.benchmarks import rivals, timing
 from grpo_sweeps.benchmarks import subjects as subjects_module
-from grpo_sweeps.benchmarks.rivals import SUBJECTS, Vmap, unchanged
-from grpo_sweeps.benchmarks.rows import RowProducts, autograd_gram, frobenius_error, parameter_sets, products
+from grpo_sweeps.benchmarks import timing
 from grpo_sweeps.benchmarks.setup import (
     NotInstalled,
     drop_grads,
@@ -19,7 +17,18 @@ from grpo_sweeps.benchmarks.setup import (
     small_config,
     trainable,
 )
-from grpo_sweeps.benchmarks.subjects import LOWER_BOUND, Naive
+from grpo_sweeps.benchmarks.subjects import (
+    LOWER_BOUND,
+    SUBJECTS,
+    Naive,
+    RowProducts,
+    Vmap,
+    autograd_gram,
+    frobenius_error,
+    parameter_sets,
+    products,
+    unchanged,
+)
 from grpo_sweeps.benchmarks.timing import Row, time_once, time_subjects
 
 CPU = torch.device("cpu")
@@ -79,7 +88,7 @@ def test_backpack_has_no_rule_for_rms_norms_and_leaves_no_trace():
 
 
 def test_a_missing_rival_is_one_line(monkeypatch):
-    monkeypatch.setattr(rivals, "installed", lambda package: False)
+    monkeypatch.setattr(subjects_module, "installed", lambda package: False)
     model, batch = setting()
     for name in ("opacus", "backpack"):
         with pytest.raises(NotInstalled) as raised:
