@@ -21,7 +21,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         print(__doc__, end="")
         return 0
     from grpo_sweeps.bench import parse
-    from grpo_sweeps.science.build import Options, build
+    from grpo_sweeps.science.build import TheoryOptions as Options
+    from grpo_sweeps.science.build import build
 
     try:
         options = parse(Options, words, "theory")

@@ -23,8 +23,9 @@ def main(argv: Sequence[str] | None = None) -> int:
         print(__doc__, end="")
         return 0
     from grpo_sweeps.bench import parse
-    from grpo_sweeps.credit.build import Options, build
-    from grpo_sweeps.credit.tables import quantities
+    from grpo_sweeps.credit.build import CreditOptions as Options
+    from grpo_sweeps.credit.build import build
+    from grpo_sweeps.credit.page import quantities
     from grpo_sweeps.report.formats import with_interval
 
     try:

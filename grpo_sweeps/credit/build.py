@@ -1,7 +1,8 @@
-"""The credit of one run: checkpoint -> completions and values -> tables, figure, page and manifest."""
+"""The credit of one run: its last checkpoint -> completions and values -> tables, figure, page and manifest."""
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import time
 from collections.abc import Callable
@@ -10,20 +11,32 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from grpo_sweeps.credit.figure import profile_plot
-from grpo_sweeps.credit.page import render_page
-from grpo_sweeps.credit.runs import find_run, load_run
+import yaml
+
+from grpo_sweeps.config import RunConfig
+from grpo_sweeps.credit.page import (
+    credit_frame,
+    profile_frame,
+    profile_plot,
+    quantities,
+    render_page,
+    segments,
+    shares_frame,
+    unit_of,
+)
 from grpo_sweeps.credit.sampling import Plan, Sampled, choose, draw
-from grpo_sweeps.credit.shares import Shares, shares
-from grpo_sweeps.credit.tables import credit_frame, profile_frame, quantities, segments, shares_frame, unit_of
-from grpo_sweeps.credit.values import LEAST_CONTINUATIONS
-from grpo_sweeps.loop.setup import Setup
+from grpo_sweeps.credit.shares import LEAST_CONTINUATIONS, Shares, shares
+from grpo_sweeps.engine.policy import resolve_device
+from grpo_sweeps.loop.keep import FOLDER, Keeper
+from grpo_sweeps.loop.setup import Setup, prepare
 from grpo_sweeps.report.drawing import render
 from grpo_sweeps.report.formats import csv
 from grpo_sweeps.report.manifest import public, versions
+from grpo_sweeps.sweep.execute import CONFIG_FILE
+from grpo_sweeps.sweep.paths import sweep_folder, sweep_names
 from grpo_sweeps.tracking import provenance
 from grpo_sweeps.tracking.atomic import write_bytes
-from grpo_sweeps.tracking.status import RunStatus
+from grpo_sweeps.tracking.status import RecordError, RunStatus, read_status
 from grpo_sweeps.types import ConfigError, Problem
 
 PROBLEMS = ("train", "held_out")
@@ -31,7 +44,7 @@ NOTHING = "All rewards of each problem are equal: there is no variance to share.
 
 
 @dataclass(frozen=True)
-class Options:
+class CreditOptions:
     """sweep, run: whose checkpoint; problems: train or held_out; prompts: how many of them, `rollouts` completions of
     each; continuations of every prefix; every: tokens of a segment; out: "" = reports/SWEEP/credit."""
 
@@ -56,7 +69,7 @@ class Result:
     page: Path
 
 
-def check(options: Options) -> None:
+def check(options: CreditOptions) -> None:
     """Raise ConfigError for the first option out of range."""
     least = {"prompts": 2, "rollouts": 1, "continuations": LEAST_CONTINUATIONS, "every": 1, "seed": 0}
     for key, value in least.items():
@@ -66,7 +79,7 @@ def check(options: Options) -> None:
         raise ConfigError(f"credit: problems={options.problems}: allowed are {', '.join(PROBLEMS)}")
 
 
-def build(options: Options, command: str, say: Callable[[str], None]) -> Result:
+def build(options: CreditOptions, command: str, say: Callable[[str], None]) -> Result:
     """Sample, estimate and write everything.
 
     Raises:
@@ -94,7 +107,7 @@ def build(options: Options, command: str, say: Callable[[str], None]) -> Result:
     return Result(found, out / "index.html")
 
 
-def _problems(setup: Setup, options: Options) -> list[Problem]:
+def _problems(setup: Setup, options: CreditOptions) -> list[Problem]:
     problems = setup.data.train if options.problems == "train" else setup.data.held_out
     if len(problems) < options.prompts:
         raise ConfigError(
@@ -104,7 +117,7 @@ def _problems(setup: Setup, options: Options) -> list[Problem]:
     return choose(problems, options.prompts, options.seed)
 
 
-def _setting(options: Options, sampled: Sampled) -> str:
+def _setting(options: CreditOptions, sampled: Sampled) -> str:
     kind = "training" if options.problems == "train" else "held-out"
     unit = "token" if options.every == 1 else f"{options.every} tokens"
     return (
@@ -113,7 +126,7 @@ def _setting(options: Options, sampled: Sampled) -> str:
     )
 
 
-def _head(options: Options, setup: Setup, run_dir: Path, status: RunStatus, step: int) -> dict[str, str]:
+def _head(options: CreditOptions, setup: Setup, run_dir: Path, status: RunStatus, step: int) -> dict[str, str]:
     config = setup.config
     parts = [
         f"sweep {options.sweep}", f"run {run_dir.name}", status.name, f"after {step} updates ({status.state})",
@@ -128,7 +141,7 @@ def _head(options: Options, setup: Setup, run_dir: Path, status: RunStatus, step
 
 
 def _files(
-    options: Options, command: str, setup: Setup, sampled: Sampled, found: Shares, head: dict[str, str]
+    options: CreditOptions, command: str, setup: Setup, sampled: Sampled, found: Shares, head: dict[str, str]
 ) -> dict[str, bytes]:
     """Everything but the manifest."""
     rows, setting = segments(sampled, setup.policy.tokenizer), _setting(options, sampled)
@@ -152,7 +165,7 @@ def _files(
 
 
 def _manifest(
-    options: Options, command: str, run_dir: Path, status: RunStatus, step: int, sampled: Sampled, seconds: float,
+    options: CreditOptions, command: str, run_dir: Path, status: RunStatus, step: int, sampled: Sampled, seconds: float,
     files: list[str],
 ) -> dict[str, Any]:  # fmt: skip
     """Which run, which code, which command, which random numbers. No host, no user."""
@@ -169,3 +182,79 @@ def _manifest(
         "prefixes": sampled.prefixes, "continuations": sampled.drawn, "seconds": round(seconds, 1),
         "made": datetime.now(UTC).isoformat(timespec="seconds"), "files": sorted(files),
     }  # fmt: skip
+
+
+def find_run(runs_dir: Path, sweep: str, run: str) -> tuple[Path, RunStatus]:
+    """The folder of a run and its status. `run`: its identity or the first digits of it; may be left out where the
+    sweep has one run.
+
+    Raises:
+        ConfigError: with the runs to choose from, where it is not one.
+    """
+    if not sweep:
+        raise ConfigError(f"credit: sweep= is needed; choose one of {', '.join(sweep_names(runs_dir)) or '(none)'}")
+    folder = sweep_folder(runs_dir, sweep)
+    runs = sorted(p.name for p in folder.iterdir() if (p / CONFIG_FILE).is_file() and not p.name.startswith("."))
+    found = [name for name in runs if name.startswith(run)]
+    if len(found) != 1:
+        names = ", ".join(f"{name} ({_name(folder / name)})" for name in runs) or "(none)"
+        said = f"credit: run={run}" if run else f"credit: sweep={sweep} has {len(runs)} runs, run= is needed"
+        raise ConfigError(f"{said}; choose one of {names}")
+    return folder / found[0], _status(folder / found[0])
+
+
+def load_run(run_dir: Path, status: RunStatus, device: str, note: Callable[[str], None]) -> tuple[Setup, int]:
+    """The run with the parameters of its newest whole checkpoint, and the number of updates in it.
+
+    Raises:
+        ConfigError: without such a checkpoint, and for what `prepare` refuses.
+    """
+    if not any((run_dir / FOLDER).glob("step_*")):
+        raise _without_checkpoint(run_dir, status)
+    config = _config(run_dir)
+    try:
+        resolve_device(device)
+    except ConfigError as error:
+        raise ConfigError(f"credit: {str(error).removeprefix('trainer.')}") from None
+    config = dataclasses.replace(
+        config,
+        trainer=dataclasses.replace(config.trainer, device=device),
+        analysis=dataclasses.replace(config.analysis, every=0),  # nothing is differentiated
+    )
+    setup = prepare(config)
+    step = Keeper(setup, run_dir, note).resume()
+    if not step:
+        raise _without_checkpoint(run_dir, status)
+    return setup, step
+
+
+def _without_checkpoint(run_dir: Path, status: RunStatus) -> ConfigError:
+    return ConfigError(
+        f"credit: run={run_dir.name} ({status.state} at step {status.step}): no whole checkpoint in "
+        f"{run_dir / FOLDER}; choose a run that has one"
+    )
+
+
+def _config(run_dir: Path) -> RunConfig:
+    path = run_dir / CONFIG_FILE
+    try:
+        written = yaml.safe_load(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError, yaml.YAMLError) as error:
+        raise ConfigError(f"{path} cannot be read ({' '.join(str(error).split())})") from error
+    if not isinstance(written, dict):
+        raise ConfigError(f"{path} holds no configuration")
+    return RunConfig.from_mapping(written)
+
+
+def _status(run_dir: Path) -> RunStatus:
+    try:
+        return read_status(run_dir)
+    except RecordError as error:
+        raise ConfigError(f"credit: run={run_dir.name}: {str(error).rstrip('.')}") from error
+
+
+def _name(run_dir: Path) -> str:
+    try:
+        return read_status(run_dir).name
+    except RecordError:
+        return "status cannot be read"

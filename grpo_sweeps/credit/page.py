@@ -1,24 +1,194 @@
-"""index.html: the numbers, the figure and the completions coloured by credit, on one page without a script.
+"""What the credit command shows: the tables (CSV), the figure, and index.html with both and the coloured completions.
 
-The colours are a diverging scale between blue and orange, which colour-blind readers tell apart, in steps whose limits
-stand in the legend; a sign before each number says the same. Text of the model is escaped and shown as it is.
+The figure is the share of Var r that lies in each part of a rollout, with and without the noise of the values. The page
+needs no script; its colours are a diverging scale between blue and orange, which colour-blind readers tell apart, in
+steps whose limits stand in the legend; a sign before each number says the same. Text of the model is escaped and shown
+as it is.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+import pandas as pd
+import seaborn as sns
 from jinja2 import ChoiceLoader, Environment, PackageLoader, StrictUndefined
+from matplotlib.axes import Axes
+from matplotlib.ticker import MaxNLocator
 
 from grpo_sweeps.credit.sampling import Sampled
-from grpo_sweeps.credit.shares import Shares
-from grpo_sweeps.credit.tables import Segment
+from grpo_sweeps.credit.shares import Profile, Shares
 from grpo_sweeps.intervals import Interval
-from grpo_sweeps.report.drawing import Plot
+from grpo_sweeps.report.drawing import DOTTED, Panel, Plot
 from grpo_sweeps.report.formats import number, with_interval
 from grpo_sweeps.report.page import inlined, visible_text
+
+OPEN = "�"  # stands for the bytes of a character that a later token completes
+
+
+@dataclass(frozen=True)
+class Segment:
+    """One segment of a rollout: its first token's number, its text, V before it, A and the standard errors of both."""
+
+    t: int
+    tokens: int
+    text: str
+    value: float
+    value_error: float
+    advantage: float
+    advantage_error: float
+
+
+def segments(sampled: Sampled, tokenizer: Any) -> list[list[Segment]]:
+    """The segments of every rollout."""
+    values, found = sampled.values, []
+    for i, rollout in enumerate(sampled.rollouts):
+        edges = sampled.edges(i)
+        rows = zip(edges[:-1], edges[1:], pieces(tokenizer, rollout.completion_ids, edges), strict=True)
+        found.append(
+            [
+                Segment(
+                    t=t, tokens=end - t, text=text, value=float(values.values_NE[i, k]),
+                    value_error=float(np.sqrt(values.noise_NE[i, k])), advantage=float(values.advantages_NK[i, k]),
+                    advantage_error=float(np.sqrt(values.noise_NK[i, k])),
+                )
+                for k, (t, end, text) in enumerate(rows)
+            ]
+        )  # fmt: skip
+    return found
+
+
+def pieces(tokenizer: Any, ids: Sequence[int], edges: Sequence[int]) -> list[str]:
+    """What each segment adds to the text, special tokens shown. A character whose bytes are spread over segments
+    belongs to the one that completes it."""
+    texts = [str(tokenizer.decode(list(ids[:edge]), skip_special_tokens=False)) for edge in edges]
+    texts = [text.rstrip(OPEN) for text in texts[:-1]] + texts[-1:]
+    found = []
+    for before, after, start, end in zip(texts[:-1], texts[1:], edges[:-1], edges[1:], strict=True):
+        grown = after.startswith(before)
+        found.append(after[len(before) :] if grown else str(tokenizer.decode(list(ids[start:end]))))
+    return found
+
+
+def credit_frame(sampled: Sampled, rows: Sequence[Sequence[Segment]]) -> pd.DataFrame:
+    """credit.csv: one row a segment; `value` is V before it, and the reward is V after the last."""
+    owners, N = sampled.values.prompt_N, len(sampled.rollouts) // len(sampled.problems)
+    return pd.DataFrame(
+        [
+            {
+                "prompt": sampled.problems[owners[i]].id, "rollout": i % N, "t": one.t, "tokens": one.tokens,
+                "text": one.text, "value": one.value, "standard_error": one.value_error, "advantage": one.advantage,
+                "advantage_standard_error": one.advantage_error, "reward": float(sampled.values.values_NE[i, -1]),
+            }
+            for i, part in enumerate(rows)
+            for one in part
+        ]
+    )  # fmt: skip
+
+
+def profile_frame(found: Shares, every: int) -> pd.DataFrame:
+    """profile.csv: E A^2 / Var r by tenth and by the first token of a segment."""
+    tenths = _profile_rows("tenth", range(1, len(found.by_tenth.shares) + 1), found.by_tenth)
+    return pd.DataFrame(
+        tenths + _profile_rows("token", range(0, len(found.by_segment.shares) * every, every), found.by_segment)
+    )
+
+
+def _profile_rows(kind: str, names: Sequence[int], profile: Profile) -> list[dict[str, Any]]:
+    return [
+        {"by": kind, "position": name, "share": one.mean, "low": one.low, "high": one.high, "with_noise": noisy}
+        for name, one, noisy in zip(names, profile.shares, profile.noisy, strict=True)
+    ]
+
+
+def unit_of(every: int) -> str:
+    """What a credit belongs to, in words."""
+    return "token" if every == 1 else "segment"
+
+
+def quantities(found: Shares, every: int) -> list[tuple[str, str, Interval]]:
+    """Key, what it is in words, value: the rows of shares.csv and of the page's first table."""
+    return [
+        ("value", "Mean reward, v(s_0)", found.value),
+        ("variance", "Var r within a prompt", found.variance),
+        ("segments", f"{unit_of(every).capitalize()}s of a completion, K", found.segments),
+        ("total", "Sum of E A² over Var r; 1 but for chance", found.total),
+        ("uniform", "Share of the credit that uniform credit carries", found.uniform),
+        ("correlation", "Correlation of uniform and true credit", found.correlation),
+    ]
+
+
+def shares_frame(found: Shares, every: int) -> pd.DataFrame:
+    """shares.csv: one row a quantity with its interval, and the sum without the correction."""
+    rows: list[dict[str, Any]] = [
+        {"quantity": key, "mean": one.mean, "low": one.low, "high": one.high}
+        for key, _, one in quantities(found, every)
+    ]
+    return pd.DataFrame([*rows, {"quantity": "total_with_noise", "mean": found.total_noisy}])
+
+
+BLUE, ORANGE = sns.color_palette("colorblind", 2)
+
+
+def profile_plot(found: Shares, every: int, setting: str) -> Plot:
+    """Left by tenth of a rollout, right by segment."""
+    middles = (np.arange(len(found.by_tenth.shares)) + 0.5) / len(found.by_tenth.shares)
+    first = np.arange(len(found.by_segment.shares)) * every
+    segment = "token" if every == 1 else f"first token of a segment of {every}"
+    panels = (
+        _panel("by tenth of a rollout", found.by_tenth, middles, "part of the rollout", False),
+        _panel("by position", found.by_segment, first, segment, True),
+    )
+    caption = (
+        f"Mean square of the credit V(s after) - V(s before), over Var r within a prompt. {setting} Filled points: "
+        "less the Monte Carlo noise of the values, with 95% intervals over prompts; they add up to 1 but for chance. "
+        "Open points: with that noise. By position, rollouts that have ended count as 0."
+    )
+    return Plot("credit", "Where the credit lies.", caption, panels)
+
+
+def _said(profile: Profile) -> str:
+    """The panel in words."""
+    means = [one.mean for one in profile.shares]
+    if not np.isfinite(means).all():
+        return "Nothing to show: the rewards of every prompt are equal."
+    return "Share of Var r from first to last: " + ", ".join(f"{x:.2f}" for x in means) + "."
+
+
+def _panel(title: str, profile: Profile, at: np.ndarray, x: str, whole: bool) -> Panel:
+    def draw(ax: Axes) -> None:
+        means = np.array([one.mean for one in profile.shares])
+        if np.isfinite(means).all():
+            _points(ax, profile, at, means)
+        else:
+            ax.text(0.5, 0.5, "nothing to share", transform=ax.transAxes, ha="center", va="center", color="0.35")
+        ax.set_xlabel(x)
+        ax.set_ylabel("E A² / Var r")
+        ax.axhline(0, color="0.4", linewidth=1)
+        if whole:
+            ax.xaxis.set_major_locator(MaxNLocator(8, integer=True))
+
+    return Panel(title, _said(profile), draw)
+
+
+def _points(ax: Axes, profile: Profile, at: np.ndarray, means: np.ndarray) -> None:
+    half = np.array([one.high - one.mean if one.known else 0.0 for one in profile.shares])
+    filled = ax.errorbar(
+        at, means, yerr=half, color=BLUE, marker="o", linestyle="-", linewidth=1.0, elinewidth=1.0, capsize=2,
+        markersize=3.5,
+    )  # fmt: skip
+    (opened,) = ax.plot(
+        at, profile.noisy, color=ORANGE, marker="o", markerfacecolor="none", linestyle=DOTTED, linewidth=1.0,
+        markersize=3.5,
+    )  # fmt: skip
+    ax.legend(
+        [filled, opened], ["less the noise", "with it"], loc="lower center", bbox_to_anchor=(0.5, 1.0), ncols=2,
+        frameon=False, borderaxespad=0.2,
+    )  # fmt: skip
+
 
 STEPS = 4  # colours to either side of 0
 CLEAR = 2.0  # standard errors from which a credit is underlined

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from grpo_sweeps.credit.values import Starts, Values, mean_and_noise
+from grpo_sweeps.credit.shares import Starts, Values, mean_and_noise
 from grpo_sweeps.engine.sampler import Rollout, row_seed, sample
 from grpo_sweeps.loop.continuations import Prefix, continued, edges_of
 from grpo_sweeps.loop.drawing import reward_of

@@ -1,7 +1,6 @@
 """A policy whose sequences can all be listed: gradients, values and the moments of estimators without sampling."""
 
-from grpo_sweeps.exact.classes import Classes
-from grpo_sweeps.exact.enumeration import Enumeration, enumerate_policy, several_prompts
+from grpo_sweeps.exact.enumeration import Classes, Enumeration, enumerate_policy, several_prompts
 from grpo_sweeps.exact.moments import (
     Moments,
     Sampled,

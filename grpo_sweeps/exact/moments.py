@@ -21,8 +21,7 @@ import torch
 from torch import Tensor
 
 from grpo_sweeps.estimators import DECLARATIONS, row_weights
-from grpo_sweeps.exact.classes import Classes
-from grpo_sweeps.exact.enumeration import Enumeration
+from grpo_sweeps.exact.enumeration import Classes, Enumeration
 
 Weights = Callable[[Tensor, Tensor], Tensor]
 

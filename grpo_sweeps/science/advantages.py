@@ -1,16 +1,20 @@
-"""Claims about the advantages of a group: C2 (zero sum), C3 (variance and covariance)."""
+"""Claims about the rewards and advantages of a group: C2 (zero sum), C3 (variance and covariance), C4 (tails), C12
+(Hoeffding's table).
+
+C4 and C12 are decided by counting: of R independent rollouts with binary rewards, k ~ Binomial(R, p) are right.
+"""
 
 from __future__ import annotations
 
 import itertools
+import math
 from collections.abc import Callable, Sequence
 
 import numpy as np
 import torch
 
 from grpo_sweeps.estimators import grpo, grpo_std, rloo, row_weights
-from grpo_sweeps.science.claim import EXACT, Claim, Estimate, agreement, relative, worst
-from grpo_sweeps.science.prompts import Prompt
+from grpo_sweeps.science.claim import EXACT, Estimate, ExactClaim, Prompt, agreement, relative, worst
 
 ZERO_SUM = {"group mean": grpo, "leave-one-out": rloo, "std": grpo_std}
 
@@ -23,7 +27,7 @@ def reward_tuples(o: Prompt, R: int) -> tuple[np.ndarray, np.ndarray]:
     return values[index], shares[index].prod(axis=1)
 
 
-def zero_sum(prompts: Sequence[Prompt], Rs: Sequence[int]) -> Claim:
+def zero_sum(prompts: Sequence[Prompt], Rs: Sequence[int]) -> ExactClaim:
     """C2: sums of advantages over every possible group, and of the row weights under 1/length."""
     sums, weights = [], 0.0
     for o, R in itertools.product(prompts, Rs):
@@ -35,7 +39,7 @@ def zero_sum(prompts: Sequence[Prompt], Rs: Sequence[int]) -> Claim:
         weights = max(
             weights, float(row_weights(grpo(rewards), lengths, "length", R).sum(1).abs().max()) * len(rewards)
         )
-    return Claim(
+    return ExactClaim(
         "C2",
         "4.1(i)",
         "The advantages of a group sum to zero.",
@@ -60,7 +64,7 @@ def moments(o: Prompt, R: int, estimator: Advantages) -> tuple[float, float]:
     return float(chances @ A[:, 0] ** 2 - mean**2), float(chances @ (A[:, 0] * A[:, 1]) - mean * (chances @ A[:, 1]))
 
 
-def variances(prompts: Sequence[Prompt], Rs: Sequence[int], rng: np.random.Generator, draws: int) -> Claim:
+def variances(prompts: Sequence[Prompt], Rs: Sequence[int], rng: np.random.Generator, draws: int) -> ExactClaim:
     """C3: per prompt, pooled over prompts, and for leave-one-out."""
     errors, checks = [], []
     for o, R in itertools.product(prompts, Rs):
@@ -75,7 +79,7 @@ def variances(prompts: Sequence[Prompt], Rs: Sequence[int], rng: np.random.Gener
     for R in Rs:  # a prompt drawn at random, then the group: advantages have mean zero in each, so moments average
         pooled = np.mean([moments(o, R, grpo) for o in prompts], axis=0)
         errors.append(relative(pooled, np.array([(R - 1) / R * mean, -mean / R])))
-    return Claim(
+    return ExactClaim(
         "C3",
         "4.1(ii), (iii)",
         "Var A = (R-1)/R sigma^2, and two advantages of a group have the covariance -sigma^2/R.",
@@ -85,4 +89,91 @@ def variances(prompts: Sequence[Prompt], Rs: Sequence[int], rng: np.random.Gener
         agreement(checks),
         "holds" if worst(errors) < EXACT else "does not hold",
         worst(errors),
+    )
+
+
+HOEFFDING_R = (2, 4, 8, 16)
+HOEFFDING_EPS = (0.3, 0.2, 0.1)
+
+
+def binomial(R: int, p: float) -> np.ndarray:
+    """(R + 1,) P(k of R), by exact integers and one product each."""
+    return np.array([math.comb(R, k) * p**k * (1 - p) ** (R - k) for k in range(R + 1)])
+
+
+def chance_of_advantage_above(R: int, p: float, eps: float) -> float:
+    """P(|r_1 - mean| > eps) for binary rewards: of k right rollouts the right ones have |A| = 1 - k/R, the others
+    k/R."""
+    k = np.arange(R + 1)
+    share = np.where(1 - k / R > eps, k / R, 0.0) + np.where(k / R > eps, 1 - k / R, 0.0)
+    return float(binomial(R, p) @ share)
+
+
+def tail_bound(R: int, p: float, eps: float) -> float:
+    """Chebyshev's bound of 4.1(iv)."""
+    return (R - 1) * p * (1 - p) / (R * eps**2)
+
+
+def concentration(ps: Sequence[float], Rs: Sequence[int], epsilons: Sequence[float]) -> ExactClaim:
+    """C4: the tail of an advantage against the bound."""
+    cases = [(R, p, eps) for R in Rs for p in ps for eps in epsilons]
+    exact = np.array([chance_of_advantage_above(*case) for case in cases])
+    bounds = np.array([tail_bound(*case) for case in cases])
+    vacuous = int((bounds >= 1).sum())
+    mixed = [case for case in cases if case[2] < 1 / case[0]]
+    closed = [1 - p**R - (1 - p) ** R for R, p, _ in mixed]
+    errors = [abs(chance_of_advantage_above(*case) - value) / value for case, value in zip(mixed, closed, strict=True)]
+    rising = [1 - 0.5**R - 0.5**R for R in (2, 4, 8)]
+    return ExactClaim(
+        "C4",
+        "4.1(iv)",
+        "The chance of an advantage above eps is at most (R-1) sigma^2 / (R eps^2).",
+        "True, and often says nothing. For binary rewards and eps < 1/R the chance is exactly 1 - p^R - (1-p)^R, "
+        "the share of mixed groups, which rises with R while R < 1/eps: larger groups have fewer zero gradients, "
+        "not more.",
+        f"{len(cases)} cases of R, p, eps: none above its bound; {vacuous} bounds are 1 or more; p = 0.5: "
+        + ", ".join(f"R={R} {value:.3f}" for R, value in zip((2, 4, 8), rising, strict=True)),
+        "",
+        "holds" if bool((exact <= bounds + EXACT).all()) else "does not hold",
+        max(errors),
+    )
+
+
+def hoeffding(R: int, eps: float) -> float:
+    """2 exp(-2 R eps^2): bound on P(|mean of R rewards in [0, 1] - p| > eps)."""
+    return 2 * math.exp(-2 * R * eps**2)
+
+
+def chance_of_mean_off(R: int, p: float, eps: float) -> float:
+    """P(|k/R - p| > eps), exact."""
+    k = np.arange(R + 1)
+    return float(binomial(R, p)[np.abs(k / R - p) > eps].sum())
+
+
+def hoeffding_rows(ps: Sequence[float] = (0.5, 0.25)) -> list[dict[str, float]]:
+    """For each R and eps: the bound, and the exact chance at each p."""
+    return [
+        {"R": R, "eps": eps, "bound": hoeffding(R, eps)}
+        | {f"exact at p={p:g}": chance_of_mean_off(R, p, eps) for p in ps}
+        for R in HOEFFDING_R
+        for eps in HOEFFDING_EPS
+    ]
+
+
+def hoeffding_table() -> ExactClaim:
+    """C12: the table of A.2, computed from its own formula."""
+    rows = hoeffding_rows()
+    useful = [row for row in rows if row["bound"] < 1]
+    within = all(row[key] <= row["bound"] + EXACT for row in rows for key in row if key.startswith("exact"))
+    cells = "; ".join(f"R={R}: " + ", ".join(f"{hoeffding(R, eps):.2f}" for eps in HOEFFDING_EPS) for R in HOEFFDING_R)
+    return ExactClaim(
+        "C12",
+        "A.2",
+        "A table of Hoeffding's bound on the error of the group mean for R = 2 to 16 and eps = 0.3, 0.2, 0.1, with "
+        "R = 4, eps = 0.3 called vacuous.",
+        "The formula 2 exp(-2 R eps^2) gives other numbers in eight of the twelve places, and R = 4, eps = 0.3 is "
+        f"below 1: {len(useful)} of the {len(rows)} bounds say something. The exact chance is far below each of them.",
+        cells + " (eps = 0.3, 0.2, 0.1)",
+        "",
+        "does not hold" if within and hoeffding(4, 0.3) < 1 else "holds",
     )

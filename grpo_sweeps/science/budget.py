@@ -1,12 +1,14 @@
 """Error of a step's gradient at a fixed number of rollouts N = B R, by estimator and group size; the best R.
 
-A step takes B = N / R prompts at random, R independent rollouts of each, and averages the groups' gradients;
-the target is the gradient of the average objective. Everything is exact: the moments of a group's gradient are sums
-over all its possible rewards (`exact.group_moments`), and prompts are independent. Leave-one-out: arXiv 2603.01162.
+A step takes B = N / R prompts at random, R independent rollouts of each, and averages the groups' gradients; the target
+is the gradient of the average objective. `Budget` is exact: the moments of a group's gradient are sums over all its
+possible rewards (`exact.group_moments`), and prompts are independent. Leave-one-out: arXiv 2603.01162. `drawn` and
+`Ascent` draw whole steps, for estimators that cannot be summed over one group and for the reward that a step gains.
 """
 
 from __future__ import annotations
 
+import copy
 import functools
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -15,9 +17,17 @@ import numpy as np
 import torch
 
 from grpo_sweeps.estimators import grpo, rloo
-from grpo_sweeps.exact import Moments, between_prompts, group_moments, one_group_weights, step_moments
-from grpo_sweeps.science.claim import EXACT, Claim, relative, worst
-from grpo_sweeps.science.prompts import Prompt
+from grpo_sweeps.estimators.declared import Declaration
+from grpo_sweeps.exact import (
+    Moments,
+    SoftmaxPolicy,
+    between_prompts,
+    group_moments,
+    one_group_weights,
+    row_log_probs,
+    step_moments,
+)
+from grpo_sweeps.science.claim import EXACT, ExactClaim, Prompt, relative, worst
 from grpo_sweeps.ustatistics import best_group_size, error_by_rollouts
 
 Estimator = Callable[[torch.Tensor], torch.Tensor]
@@ -125,7 +135,7 @@ def identities(budgets: Sequence[Budget], Rs: Sequence[int], N: int) -> float:
     return worst(errors)
 
 
-def best_R(budgets: dict[str, Budget], Rs: Sequence[int], N: int) -> Claim:
+def best_R(budgets: dict[str, Budget], Rs: Sequence[int], N: int) -> ExactClaim:
     """U1, of arXiv 2603.01162: the MSE of the U-statistic and the group size of least error."""
     error = identities(list(budgets.values()), Rs, N)
     words, near = [], []
@@ -134,7 +144,7 @@ def best_R(budgets: dict[str, Budget], Rs: Sequence[int], N: int) -> Claim:
         near.append(abs(found - budget.best_R) < 1)
         words.append(f"{name}: R* = {budget.best_R:.2f}, found {found}; within 5% R = {flat[0]} to {flat[1]}")
     above = all(2 * budget.between * (1 - EXACT) <= budget.V2 for budget in budgets.values())
-    return Claim(
+    return ExactClaim(
         "U1",
         "arXiv 2603.01162",
         "The group-mean gradient is a U-statistic; at a fixed number of rollouts its error has a best group size, "
@@ -149,7 +159,7 @@ def best_R(budgets: dict[str, Budget], Rs: Sequence[int], N: int) -> Claim:
     )
 
 
-def two_budgets(budget: Budget, Rs: Sequence[int], prompts: int, rollouts: int) -> Claim:
+def two_budgets(budget: Budget, Rs: Sequence[int], prompts: int, rollouts: int) -> ExactClaim:
     """C11: the same comparison at equal prompts and at equal rollouts a step, with and without R/(R - 1)."""
     equal_prompts = [budget.of(grpo, R, prompts * R) for R in Rs]
     equal_rollouts = [budget.of(grpo, R, rollouts) for R in Rs]
@@ -162,7 +172,7 @@ def two_budgets(budget: Budget, Rs: Sequence[int], prompts: int, rollouts: int) 
     def row(values: Sequence[float]) -> str:
         return ", ".join(f"{value:.3f}" for value in values)
 
-    return Claim(
+    return ExactClaim(
         "C11",
         "Figure 3",
         "A larger group only refines the same two directions, and yet learns faster.",
@@ -176,3 +186,67 @@ def two_budgets(budget: Budget, Rs: Sequence[int], prompts: int, rollouts: int) 
         "",
         "holds, corrected" if grows and turns else "does not hold",
     )
+
+
+Rows = Callable[[Budget, int, int, np.random.Generator], np.ndarray]  # (budget, R, B, rng) -> one step's gradient (D,)
+
+
+def gradient_of(declaration: Declaration) -> Rows:
+    """A drawn step of an estimator: B prompts with replacement, R rollouts each."""
+    call: Callable[..., torch.Tensor] = declaration.function
+
+    def step(budget: Budget, R: int, B: int, rng: np.random.Generator) -> np.ndarray:
+        prompts = [budget.prompts[i] for i in rng.integers(len(budget.prompts), size=B)]
+        rows = [(o, o.draw(1, R, rng)[0]) for o in prompts]
+        rewards = torch.from_numpy(np.stack([o.r_N[index] for o, index in rows]))
+        lengths = {"lengths_GR": torch.stack([o.e.lengths_N[index] for o, index in rows])}
+        A = call(rewards, **(lengths if declaration.needs_lengths else {})).numpy()
+        return np.mean([a @ o.psi_ND[index] / R for a, (o, index) in zip(A, rows, strict=True)], axis=0)
+
+    return step
+
+
+def oracle_step(budget: Budget, R: int, B: int, rng: np.random.Generator) -> np.ndarray:
+    """The same of A = r - v."""
+    prompts = [budget.prompts[i] for i in rng.integers(len(budget.prompts), size=B)]
+    rows = [(o, o.draw(1, R, rng)[0]) for o in prompts]
+    return np.mean([(o.r_N[index] - o.e.J) @ o.psi_ND[index] / R for o, index in rows], axis=0)
+
+
+def drawn(budget: Budget, step: Rows, R: int, N: int, steps: int, rng: np.random.Generator) -> Quality:
+    """Quality of a step of N rollouts from `steps` drawn ones."""
+    target_D = budget.target_D
+    found = np.stack([step(budget, R, N // R, rng) for _ in range(steps)])
+    mean_D, second = found.mean(axis=0), float((found**2).sum(axis=1).mean())
+    off = float(((found - target_D) ** 2).sum(axis=1).mean())
+    return Quality(off, float(mean_D @ target_D) / np.sqrt(second * (target_D @ target_D)))
+
+
+class Ascent:
+    """How much the mean reward gains by a step of length `length` in parameter space, every sequence listed again."""
+
+    def __init__(self, policy: SoftmaxPolicy, budget: Budget, length: float) -> None:
+        self.policy, self.budget, self.length = copy.deepcopy(policy), budget, length
+        self.start_D = torch.nn.utils.parameters_to_vector(policy.parameters()).detach()
+        self.before = self._reward(np.zeros(len(self.start_D)))
+        self.along_gradient = self.gain(budget.target_D)
+
+    def _reward(self, move_D: np.ndarray) -> float:
+        torch.nn.utils.vector_to_parameters(self.start_D + torch.from_numpy(move_D), self.policy.parameters())
+        found = []
+        with torch.no_grad():
+            for o in self.budget.prompts:
+                prompt_N = torch.full((len(o.p_N),), o.e.prompt)
+                log_probs_N = row_log_probs(self.policy, prompt_N, o.e.tokens_NT, o.e.mask_NT)
+                found.append(float(log_probs_N.exp() @ o.e.rewards_N))
+        return float(np.mean(found))
+
+    def gain(self, direction_D: np.ndarray) -> float:
+        norm = np.linalg.norm(direction_D)
+        return self._reward(direction_D * (self.length / norm)) - self.before if norm > 0 else 0.0
+
+    def share(self, step: Rows, R: int, N: int, steps: int, rng: np.random.Generator) -> float:
+        """Mean gain of drawn steps over that of the exact gradient; a step without gradient gains nothing."""
+        return (
+            float(np.mean([self.gain(step(self.budget, R, N // R, rng)) for _ in range(steps)])) / self.along_gradient
+        )

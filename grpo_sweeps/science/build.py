@@ -17,13 +17,10 @@ from grpo_sweeps.report.drawing import Plot, render
 from grpo_sweeps.report.formats import csv, markdown
 from grpo_sweeps.report.page import inlined
 from grpo_sweeps.report.rules import ABOUT_TWO, MARGIN
-from grpo_sweeps.science import advantages, budget, credit, figures, gradient, scores, training
-from grpo_sweeps.science import binary as counting
-from grpo_sweeps.science.budget import Budget
-from grpo_sweeps.science.claim import EXACT, Claim, Z
+from grpo_sweeps.science import advantages, budget, credit, figures, gradient, scores
+from grpo_sweeps.science.budget import Ascent, Budget, drawn, gradient_of, oracle_step
+from grpo_sweeps.science.claim import EXACT, ExactClaim, Prompt, Z
 from grpo_sweeps.science.figures import Curves
-from grpo_sweeps.science.prompts import Prompt
-from grpo_sweeps.science.whole_step import Ascent, drawn, gradient_of, oracle_step
 
 RS = (2, 4, 8)
 BUDGET_RS = (2, 4, 8, 16, 32)
@@ -49,7 +46,7 @@ RULES = (
 
 
 @dataclass(frozen=True)
-class Options:
+class TheoryOptions:
     """policies: how many, seeds from `seed`; prompts: of each; draws: of every Monte Carlo check; steps: drawn ones a
     point of the figures."""
 
@@ -65,36 +62,36 @@ def rewards_of(prompts: int) -> list[TokenReward]:
     return [binary(3, index % 3) for index in range(prompts)]
 
 
-def policy_of(options: Options, seed: int) -> SoftmaxPolicy:
+def policy_of(options: TheoryOptions, seed: int) -> SoftmaxPolicy:
     return SoftmaxPolicy(options.prompts, tokens=4, max_length=4, seed=seed)
 
 
-def enumerate_all(options: Options) -> dict[str, Budget]:
+def enumerate_all(options: TheoryOptions) -> dict[str, Budget]:
     """The prompts of each policy, every sequence listed."""
     seeds = range(options.seed, options.seed + options.policies)
     found = {s: several_prompts(policy_of(options, s), rewards_of(options.prompts)) for s in seeds}
     return {f"policy {s}": Budget(tuple(map(Prompt, enumerations))) for s, enumerations in found.items()}
 
 
-def judge(options: Options, budgets: dict[str, Budget], turns: Sequence[Enumeration]) -> list[Claim]:
+def judge(options: TheoryOptions, budgets: dict[str, Budget], turns: Sequence[Enumeration]) -> list[ExactClaim]:
     """Every claim, C1 to C15 and U1, on the first policy and, where one is not enough, on all."""
     rng = np.random.default_rng(options.seed)
     first = next(iter(budgets.values()))
     prompts = [o for one in budgets.values() for o in one.prompts]
-    path = training.ascend(policy_of(options, options.seed), rewards_of(options.prompts), 60, 1.0, max(RS))
+    path = gradient.ascend(policy_of(options, options.seed), rewards_of(options.prompts), 60, 1.0, max(RS))
     return [
         credit.one_advantage([o.e for o in prompts]),
         advantages.zero_sum(first.prompts, (2, 3, 4)),
         advantages.variances(prompts, RS, rng, options.draws),
-        counting.concentration((0.05, 0.3, 0.5), (*RS, 16), (0.05, 0.1, 0.3)),
+        advantages.concentration((0.05, 0.3, 0.5), (*RS, 16), (0.05, 0.1, 0.3)),
         gradient.norms(prompts, RS, rng, options.draws),
-        training.sparsity(path, max(RS)),
+        gradient.sparsity(path, max(RS)),
         scores.ranks(prompts, RS, rng, 200),
         scores.about_two(prompts, RS, rng, 300),
         scores.clusters(prompts, rng, options.draws),
         scores.feasible(),
         budget.two_budgets(first, (*RS, 16), 8, ROLLOUTS),
-        counting.hoeffding_table(),
+        advantages.hoeffding_table(),
         credit.growing_bias(turns),
         gradient.own_reward(prompts, (*RS, 16), rng, options.draws),
         gradient.baselines(prompts),
@@ -102,7 +99,7 @@ def judge(options: Options, budgets: dict[str, Budget], turns: Sequence[Enumerat
     ]
 
 
-def budget_plot(options: Options, one: Budget) -> Plot:
+def budget_plot(options: TheoryOptions, one: Budget) -> Plot:
     """Exact and drawn curves by estimator and R, and what a step of each gains."""
     rng = np.random.default_rng(options.seed + 1)
     exact: Curves = {
@@ -121,7 +118,7 @@ def budget_plot(options: Options, one: Budget) -> Plot:
     return figures.by_group_size(exact, curves, gains, one, ROLLOUTS)
 
 
-def plots_of(options: Options, one: Budget, turns: Sequence[Enumeration]) -> list[Plot]:
+def plots_of(options: TheoryOptions, one: Budget, turns: Sequence[Enumeration]) -> list[Plot]:
     return [
         budget_plot(options, one),
         figures.to_oracle(one, (*RS, 16, 32, 64), {name: DECLARATIONS[name].function for name in BY_GROUP[:3]}),
@@ -131,7 +128,7 @@ def plots_of(options: Options, one: Budget, turns: Sequence[Enumeration]) -> lis
     ]
 
 
-def build(options: Options, command: str) -> list[Claim]:
+def build(options: TheoryOptions, command: str) -> list[ExactClaim]:
     """Write reports/theory; returns the claims."""
     start, out = time.perf_counter(), Path(options.out)
     out.mkdir(parents=True, exist_ok=True)
@@ -154,7 +151,7 @@ def build(options: Options, command: str) -> list[Claim]:
     return claims
 
 
-def as_markdown(claims: Sequence[Claim]) -> str:
+def as_markdown(claims: Sequence[ExactClaim]) -> str:
     header = [
         "claim",
         "where",
@@ -182,7 +179,7 @@ def as_markdown(claims: Sequence[Claim]) -> str:
 
 
 def page(
-    setting: str, claims: Sequence[Claim], plots: Sequence[Plot], images: dict[str, bytes], command: str,
+    setting: str, claims: Sequence[ExactClaim], plots: Sequence[Plot], images: dict[str, bytes], command: str,
     seconds: float,
 ) -> str:  # fmt: skip
     loader = ChoiceLoader([PackageLoader("grpo_sweeps.science", ""), PackageLoader("grpo_sweeps.report", "")])
@@ -191,7 +188,7 @@ def page(
     )
     rows = [
         {k: f"{v:.2f}" if k not in ("R", "eps") else f"{v:g}" for k, v in row.items()}
-        for row in counting.hoeffding_rows()
+        for row in advantages.hoeffding_rows()
     ]
     return environment.get_template("theory.html.j2").render(
         claims=claims,

@@ -1,4 +1,4 @@
-"""One claim as the theory report shows it, and the rules by which it is judged.
+"""A claim on exact policies: the prompt that it is tested on, how the theory report shows it, the rules that judge it.
 
 Rules, fixed before anything was computed: an identity *holds* when its largest relative error is below `EXACT`; a
 bound holds when no case exceeds it by more than `EXACT`; one case that can be computed exactly and contradicts a
@@ -10,9 +10,12 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Literal
 
 import numpy as np
+
+from grpo_sweeps.exact import Enumeration
 
 EXACT = 1e-10  # largest relative error of an exact identity in float64
 Z = 4.5  # standard errors to either side: with 150 checks, one report of a thousand has a miss by chance
@@ -21,7 +24,7 @@ Judgement = Literal["holds", "holds, corrected", "does not hold", "undefined", "
 
 
 @dataclass(frozen=True)
-class Claim:
+class ExactClaim:
     """`where`: the place in the paper, or a few words. `says`: what the paper says, in our words. `holds`: what is
     true. `exact` and `measured`: figures in words. `error`: largest relative error of the exact identities behind it,
     NaN where there is none."""
@@ -78,3 +81,53 @@ def agreement(checks: Iterable[tuple[Estimate, float]]) -> str:
     """How many Monte Carlo intervals hold the exact value, in words."""
     found = [estimate.agrees(exact) for estimate, exact in checks]
     return f"{sum(found)} of {len(found)} intervals hold the exact value"
+
+
+@dataclass(frozen=True, eq=False)
+class Prompt:
+    """`e`: every sequence. N sequences, D parameters."""
+
+    e: Enumeration
+
+    @cached_property
+    def p_N(self) -> np.ndarray:
+        return self.e.p_N.numpy()
+
+    @cached_property
+    def r_N(self) -> np.ndarray:
+        return self.e.rewards_N.numpy()
+
+    @cached_property
+    def psi_ND(self) -> np.ndarray:
+        return self.e.psi_ND.numpy()
+
+    @cached_property
+    def gram_NN(self) -> np.ndarray:
+        return self.e.gram_NN.numpy()
+
+    @cached_property
+    def norms_N(self) -> np.ndarray:
+        """Squared norms of the scores."""
+        return self.gram_NN.diagonal()
+
+    @cached_property
+    def grad_J_D(self) -> np.ndarray:
+        return self.e.grad_J_D.numpy()
+
+    @property
+    def signal(self) -> float:
+        """||grad J||^2."""
+        return float(self.grad_J_D @ self.grad_J_D)
+
+    def group(self, right: bool) -> tuple[float, np.ndarray, float]:
+        """Of the right or the wrong sequences (binary rewards): their probability, mean score (D,) and variance
+        (trace)."""
+        c = self.e.reward_classes
+        one = int(right)
+        if c.rewards_C.tolist() != [0.0, 1.0]:
+            raise ValueError(f"rewards {c.rewards_C.tolist()}: 0 and 1 are needed, and both must occur")
+        return float(c.p_C[one]), c.mean_CD[one].numpy(), float(c.variance_C[one])
+
+    def draw(self, groups: int, R: int, rng: np.random.Generator) -> np.ndarray:
+        """(groups, R) indices of independent rollouts."""
+        return rng.choice(len(self.p_N), size=(groups, R), p=self.p_N / self.p_N.sum())

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from grpo_sweeps.exact import Enumeration, SoftmaxPolicy, by_token, drawn_by_token, enumerate_policy, sequence_moments
-from grpo_sweeps.science.claim import EXACT, Claim, Judgement, relative, worst
+from grpo_sweeps.science.claim import EXACT, ExactClaim, Judgement, relative, worst
 
 
 @dataclass(frozen=True)
@@ -39,12 +39,12 @@ def credit(e: Enumeration) -> Credit:
     return Credit(float(p @ (total.square() / lengths) / true), within, by_position_T, worst(errors))
 
 
-def one_advantage(enumerations: Sequence[Enumeration]) -> Claim:
+def one_advantage(enumerations: Sequence[Enumeration]) -> ExactClaim:
     """C1."""
     found = [credit(e) for e in enumerations]
     error = worst(c.error for c in found)
     positions = np.mean([c.by_position_T for c in found], axis=0)
-    return Claim(
+    return ExactClaim(
         "C1",
         "Theorem 3.1",
         "With a reward for the outcome alone every token of a rollout has the same advantage.",
@@ -97,7 +97,7 @@ def multi_turn(seeds: Sequence[int]) -> list[Enumeration]:
     return found
 
 
-def growing_bias(enumerations: Sequence[Enumeration]) -> Claim:
+def growing_bias(enumerations: Sequence[Enumeration]) -> ExactClaim:
     """C13."""
     means, spreads = zip(*(stage_bias(e) for e in enumerations), strict=True)
     errors = [stage_errors(e) for e in enumerations]
@@ -112,7 +112,7 @@ def growing_bias(enumerations: Sequence[Enumeration]) -> Claim:
     judgement: Judgement = "undefined"
     if off < EXACT and falls < EXACT:
         judgement = "does not hold" if bent > STRAIGHT else "holds"
-    return Claim(
+    return ExactClaim(
         "C13",
         "Equation 23",
         "In many turns the bias of the group baseline grows linearly with the stage.",

@@ -14,9 +14,9 @@ from grpo_sweeps.estimators.declared import DECLARATIONS, weight_on
 from grpo_sweeps.exact import Enumeration
 from grpo_sweeps.report.drawing import DOTTED, LINES, MARKERS, Panel, Plot
 from grpo_sweeps.science.budget import Budget, Quality
+from grpo_sweeps.science.claim import Prompt
 from grpo_sweeps.science.credit import CREDITS, stage_bias, stage_errors
 from grpo_sweeps.science.gradient import norm_by_k, slope, spread
-from grpo_sweeps.science.prompts import Prompt
 
 COLOURS = sns.color_palette("colorblind", 10)
 Curves = dict[str, dict[int, Quality]]  # by estimator and R

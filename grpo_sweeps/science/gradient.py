@@ -1,16 +1,18 @@
-"""Claims about the group's gradient: C5 (its norm), C14 (the factor (R-1)/R), C15 (the best baseline)."""
+"""Claims about the group's gradient: C5 (its norm), C6 (its sparsity), C14 (the factor (R-1)/R), C15 (the best
+baseline)."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 import numpy as np
 import torch
 
 from grpo_sweeps.estimators import grpo
-from grpo_sweeps.science.binary import binomial
-from grpo_sweeps.science.claim import EXACT, Claim, Estimate, agreement, relative, worst
-from grpo_sweeps.science.prompts import Prompt
+from grpo_sweeps.exact import SoftmaxPolicy, TokenReward, several_prompts
+from grpo_sweeps.science.advantages import binomial
+from grpo_sweeps.science.claim import EXACT, Estimate, ExactClaim, Prompt, agreement, relative, worst
 
 
 def spread(k: np.ndarray | int, R: int) -> np.ndarray:
@@ -48,7 +50,7 @@ def slope(norms: np.ndarray, R: int) -> float:
     return float(np.polyfit(x, 0.5 * np.log(norms), 1)[0])
 
 
-def norms(prompts: Sequence[Prompt], Rs: Sequence[int], rng: np.random.Generator, draws: int) -> Claim:
+def norms(prompts: Sequence[Prompt], Rs: Sequence[int], rng: np.random.Generator, draws: int) -> ExactClaim:
     """C5, on prompts with binary rewards."""
     errors = [relative(norm_by_k(o, R), identity(o, R)) for o in prompts for R in Rs]
     bounds = [np.sqrt(o.signal) / np.sqrt(o.e.sigma2 * o.e.largest_eigenvalue_F) for o in prompts]
@@ -56,7 +58,7 @@ def norms(prompts: Sequence[Prompt], Rs: Sequence[int], rng: np.random.Generator
     slopes = [slope(norm_by_k(o, R), R) for o in prompts]
     scaled = [slope(norm_by_k(o, R, scaled=True), R) for o in prompts]
     checks = [check for o in prompts for check in _drawn_norms(o, 4, rng, draws)]
-    return Claim(
+    return ExactClaim(
         "C5",
         "Corollary 4.2",
         "The norm of the gradient scales with sigma_r and vanishes as the number k of right rollouts nears 0 or R.",
@@ -96,7 +98,7 @@ def factor_error(o: Prompt, R: int) -> float:
     return relative(mean_D, (R - 1) / R * o.grad_J_D)
 
 
-def own_reward(prompts: Sequence[Prompt], Rs: Sequence[int], rng: np.random.Generator, draws: int) -> Claim:
+def own_reward(prompts: Sequence[Prompt], Rs: Sequence[int], rng: np.random.Generator, draws: int) -> ExactClaim:
     """C14."""
     errors = [factor_error(o, R) for o in prompts for R in Rs]
     checks = []
@@ -105,7 +107,7 @@ def own_reward(prompts: Sequence[Prompt], Rs: Sequence[int], rng: np.random.Gene
         A = grpo(torch.from_numpy(o.r_N[index])).numpy()
         along = (A * (o.psi_ND @ o.grad_J_D)[index]).sum(axis=1) / 2
         checks.append((Estimate.of(along), 0.5 * o.signal))
-    return Claim(
+    return ExactClaim(
         "C14",
         "Section 9",
         "The group mean contains the rollout's own reward, which makes a bias of order 1/R.",
@@ -127,7 +129,7 @@ def baseline_variance(o: Prompt, b: float) -> float:
     return float(o.p_N @ ((o.r_N - b) ** 2 * o.norms_N)) - o.signal
 
 
-def baselines(prompts: Sequence[Prompt]) -> Claim:
+def baselines(prompts: Sequence[Prompt]) -> ExactClaim:
     """C15: the variance is a parabola in b, whose lowest point three of its values give."""
     errors, excess = [], []
     for o in prompts:
@@ -136,7 +138,7 @@ def baselines(prompts: Sequence[Prompt]) -> Claim:
         errors.append(relative(-a1 / (2 * a2), best_baseline(o)))
         excess.append(baseline_variance(o, o.e.J) / baseline_variance(o, best_baseline(o)) - 1)
     pairs = ", ".join(f"{o.e.J:.3f} / {best_baseline(o):.3f}" for o in prompts)
-    return Claim(
+    return ExactClaim(
         "C15",
         "best baseline",
         "The value is the baseline of least variance.",
@@ -147,4 +149,71 @@ def baselines(prompts: Sequence[Prompt]) -> Claim:
         "",
         "undefined" if worst(errors) > EXACT else "does not hold" if max(excess) > EXACT else "holds",
         worst(errors),
+    )
+
+
+DTYPES = {"bfloat16": torch.bfloat16, "float32": torch.float32}
+
+
+@dataclass(frozen=True)
+class Step:
+    """One step of ascent. all_equal: chance of a group of R with equal rewards; hoyer: of grad J; unchanged: share of
+    weights that the step does not change in a dtype."""
+
+    J: float
+    sigma: float
+    all_equal: float
+    hoyer: float
+    unchanged: dict[str, float]
+
+
+def hoyer(values: np.ndarray) -> float:
+    """(sqrt D - |x|_1 / |x|_2) / (sqrt D - 1): 0 where all are alike, 1 where one alone is not zero (Hoyer 2004)."""
+    root = np.sqrt(values.size)
+    return float((root - np.abs(values).sum() / np.linalg.norm(values)) / (root - 1))
+
+
+def ascend(policy: SoftmaxPolicy, rewards: Sequence[TokenReward], steps: int, rate: float, R: int) -> list[Step]:
+    """The policy's own weights follow grad J in float64; `policy` is changed."""
+    found = []
+    for _ in range(steps):
+        enumerations = several_prompts(policy, rewards)
+        gradient_D = torch.stack([e.grad_J_D for e in enumerations]).mean(dim=0)
+        p = np.array([e.J for e in enumerations])
+        weights_D = torch.nn.utils.parameters_to_vector(policy.parameters()).detach()
+        after_D = weights_D + rate * gradient_D
+        unchanged = {
+            name: float((weights_D.to(dtype) == (weights_D.to(dtype) + (rate * gradient_D).to(dtype))).double().mean())
+            for name, dtype in DTYPES.items()
+        }
+        all_equal = float(np.mean(p**R + (1 - p) ** R))
+        sigma = float(np.mean(np.sqrt(p * (1 - p))))
+        found.append(Step(float(p.mean()), sigma, all_equal, hoyer(gradient_D.numpy()), unchanged))
+        torch.nn.utils.vector_to_parameters(after_D, policy.parameters())
+    return found
+
+
+def sparsity(path: Sequence[Step], R: int) -> ExactClaim:
+    """C6, from a path of `ascend`."""
+    first, last = path[0], path[-1]
+
+    def change(name: str, a: float, b: float) -> str:
+        return f"{name} {a:.2f} to {b:.2f}"
+
+    words = [
+        change("mean reward", first.J, last.J),
+        change(f"all-equal groups of {R}", first.all_equal, last.all_equal),
+        change("Hoyer sparsity of grad J", first.hoyer, last.hoyer),
+        *(change(f"weights unchanged in {name}", first.unchanged[name], last.unchanged[name]) for name in DTYPES),
+    ]
+    return ExactClaim(
+        "C6",
+        "gradient sparsity",
+        "The gradient becomes sparser during training.",
+        "Undefined: one number in front of a dense score makes no zeros. Groups without gradient become more "
+        "frequent as p nears 0 or 1, and in a narrow dtype a smaller step changes fewer weights; the gradient "
+        "itself need not become sparser.",
+        f"{len(path)} steps of exact ascent: " + "; ".join(words),
+        "",
+        "undefined",
     )

@@ -12,8 +12,7 @@ from grpo_sweeps.estimators import grpo, grpo_std, rloo
 from grpo_sweeps.report.feasibility import cell_range
 from grpo_sweeps.report.rules import ABOUT_TWO, MARGIN
 from grpo_sweeps.report.table import PAPER_TABLE1
-from grpo_sweeps.science.claim import EXACT, Claim, Estimate, agreement, relative, worst
-from grpo_sweeps.science.prompts import Prompt
+from grpo_sweeps.science.claim import EXACT, Estimate, ExactClaim, Prompt, agreement, relative, worst
 from grpo_sweeps.spectra_equal import distinct_rows, first_equal
 
 
@@ -25,7 +24,7 @@ def mixed_groups(o: Prompt, R: int, groups: int, rng: np.random.Generator) -> tu
     return o.r_N[index], o.psi_ND[index], first_equal(index)
 
 
-def ranks(prompts: Sequence[Prompt], Rs: Sequence[int], rng: np.random.Generator, groups: int) -> Claim:
+def ranks(prompts: Sequence[Prompt], Rs: Sequence[int], rng: np.random.Generator, groups: int) -> ExactClaim:
     """C7: numerical rank of drawn groups in which no text came twice, raw and after centring the rows."""
     words, above, centred_above = [], 0, 0
     for R in Rs:
@@ -41,7 +40,7 @@ def ranks(prompts: Sequence[Prompt], Rs: Sequence[int], rng: np.random.Generator
         above += int((np.array(raw) > R - 1).sum())
         centred_above += int((np.array(centred) > R - 1).sum())
         words.append(f"R={R}: {np.mean(np.array(raw) == R):.0%} of {len(raw)} groups have rank {R}")
-    return Claim(
+    return ExactClaim(
         "C7",
         "rank bound",
         "The zero sum of the advantages leaves the gradient matrix a rank of at most R - 1.",
@@ -53,7 +52,7 @@ def ranks(prompts: Sequence[Prompt], Rs: Sequence[int], rng: np.random.Generator
     )
 
 
-def about_two(prompts: Sequence[Prompt], Rs: Sequence[int], rng: np.random.Generator, groups: int) -> Claim:
+def about_two(prompts: Sequence[Prompt], Rs: Sequence[int], rng: np.random.Generator, groups: int) -> ExactClaim:
     """C8: the mean by R, the exact negative controls, and the closed form for orthogonal scores."""
     errors, words = [], []
     outside, inside = [], []
@@ -76,7 +75,7 @@ def about_two(prompts: Sequence[Prompt], Rs: Sequence[int], rng: np.random.Gener
         k = np.arange(1, R)
         by_k = np.stack([np.concatenate([np.full(j, 1 - j / R), np.full(R - j, -j / R)]) for j in k])
         errors.append(relative(_effective(np.eye(R)[None], torch.from_numpy(by_k)), 4 * k * (R - k) / R))
-    return Claim(
+    return ExactClaim(
         "C8",
         "rank of about 2",
         "The effective rank is about 2 for every R, a consequence of the zero-sum constraint.",
@@ -96,7 +95,7 @@ def _effective(psi: np.ndarray, weights: torch.Tensor) -> np.ndarray:
     return np.asarray(spectra.effective_rank(np.linalg.svd(weights.numpy()[:, :, None] * psi, compute_uv=False)))
 
 
-def clusters(prompts: Sequence[Prompt], rng: np.random.Generator, draws: int) -> Claim:
+def clusters(prompts: Sequence[Prompt], rng: np.random.Generator, draws: int) -> ExactClaim:
     """C9: inner products of two rollouts, over all, within and between the classes."""
     errors, checks, directions = [], [], []
     for o in prompts:
@@ -113,7 +112,7 @@ def clusters(prompts: Sequence[Prompt], rng: np.random.Generator, draws: int) ->
         both = (o.r_N[i] > 0) & (o.r_N[j] > 0)
         if both.sum() > 30:
             checks.append((Estimate.of(products[both]), o.signal / p**2))
-    return Claim(
+    return ExactClaim(
         "C9",
         "clustered scores",
         "The scores of a group cluster in few directions.",
@@ -128,7 +127,7 @@ def clusters(prompts: Sequence[Prompt], rng: np.random.Generator, draws: int) ->
     )
 
 
-def feasible() -> Claim:
+def feasible() -> ExactClaim:
     """C10: which effective ranks the printed top-1 fractions allow."""
     cells = {
         R: tuple(cell_range(row.top1_low, row.top1_high, R, averages) for averages in (False, True))
@@ -139,7 +138,7 @@ def feasible() -> Claim:
         for R, (one, mean) in cells.items()
     ]
     possible = all(one[0] <= ABOUT_TWO + MARGIN and one[1] >= ABOUT_TWO - MARGIN for one, _ in cells.values())
-    return Claim(
+    return ExactClaim(
         "C10",
         "Table 1",
         "Top-1 fractions 0.6-0.7, 0.7-0.8, 0.5-0.6 with an effective rank of about 2 at R = 2, 4, 8.",

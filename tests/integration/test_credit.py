@@ -16,8 +16,7 @@ from hydra import compose, initialize_config_dir
 from grpo_sweeps.config import RunConfig, to_mapping
 from grpo_sweeps.config_schema import register
 from grpo_sweeps.credit.__main__ import main
-from grpo_sweeps.credit.build import Options
-from grpo_sweeps.credit.runs import load_run
+from grpo_sweeps.credit.build import CreditOptions, load_run
 from grpo_sweeps.sweep.execute import execute
 from grpo_sweeps.sweep.identity import identity
 from grpo_sweeps.sweep.paths import conf_dir
@@ -178,5 +177,5 @@ def test_a_run_without_a_checkpoint_is_refused(runs: Path, tmp_path: Path, capsy
 def test_help_and_defaults(capsys) -> None:
     assert main(["--help"]) == 0
     text = capsys.readouterr().out
-    for name, value in vars(Options()).items():
+    for name, value in vars(CreditOptions()).items():
         assert f"{name}=" in text and (isinstance(value, str) or f"{name}={value}" in text)

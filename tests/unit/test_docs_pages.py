@@ -20,8 +20,8 @@ from grpo_sweeps.config_schema import register
 from grpo_sweeps.estimators import DECLARATIONS, Declaration, grpo_std, weight_on
 from grpo_sweeps.report.power import spread_table
 from grpo_sweeps.science import credit
-from grpo_sweeps.science.binary import HOEFFDING_EPS, HOEFFDING_R, hoeffding
-from grpo_sweeps.science.build import Options, enumerate_all, judge
+from grpo_sweeps.science.advantages import HOEFFDING_EPS, HOEFFDING_R, hoeffding
+from grpo_sweeps.science.build import TheoryOptions, enumerate_all, judge
 from grpo_sweeps.sweep.paths import conf_dir
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -109,7 +109,7 @@ def test_the_weights_of_std_scaling_are_those_computed() -> None:
 
 
 def test_the_verdicts_are_those_of_the_theory_report() -> None:
-    options = Options(policies=1, prompts=2, draws=1000)
+    options = TheoryOptions(policies=1, prompts=2, draws=1000)
     rows = table(page_of(CLAIMS, "README"), "| claim | where | about | on an exact policy | seen in |")
     claims = judge(options, enumerate_all(options), credit.multi_turn(range(6)))
     assert [claim.id for claim in claims] == CLAIM_IDS

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from grpo_sweeps.credit.values import Starts, Values, mean_and_noise
+from grpo_sweeps.credit.shares import Starts, Values, mean_and_noise
 from grpo_sweeps.exact import Enumeration
 
 

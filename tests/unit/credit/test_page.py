@@ -8,14 +8,24 @@ import re
 import numpy as np
 import pytest
 
-from grpo_sweeps.credit import page, values
+from grpo_sweeps.credit import page
 from grpo_sweeps.credit import shares as shares_module
-from grpo_sweeps.credit.figure import profile_plot
-from grpo_sweeps.credit.page import COLOURS, STEPS, legend, render_page, scale_limit, step_of
+from grpo_sweeps.credit.page import (
+    COLOURS,
+    STEPS,
+    credit_frame,
+    legend,
+    profile_frame,
+    profile_plot,
+    quantities,
+    render_page,
+    scale_limit,
+    segments,
+    shares_frame,
+    step_of,
+)
 from grpo_sweeps.credit.sampling import Sampled
-from grpo_sweeps.credit.shares import shares
-from grpo_sweeps.credit.tables import credit_frame, profile_frame, quantities, segments, shares_frame
-from grpo_sweeps.credit.values import Starts, Values
+from grpo_sweeps.credit.shares import Starts, Values, shares
 from grpo_sweeps.engine.sampler import Rollout
 from grpo_sweeps.report.drawing import render
 from grpo_sweeps.types import Problem
@@ -50,7 +60,7 @@ def sampled_of(values_NE: list[list[float]]) -> Sampled:
 USUAL = [[0.5, 0.25, 0.75, 1.0], [0.5, 0.45, 0.0, 0.0]]
 
 
-@pytest.mark.parametrize("module", [values, shares_module, page])
+@pytest.mark.parametrize("module", [shares_module, page])
 def test_doctests(module) -> None:
     result = doctest.testmod(module)
     assert result.attempted and not result.failed

@@ -22,8 +22,8 @@ from grpo_sweeps.config import (
     TrackingConfig,
     TrainerConfig,
 )
+from grpo_sweeps.credit.page import pieces
 from grpo_sweeps.credit.sampling import Plan, Sampled, choose, draw
-from grpo_sweeps.credit.tables import pieces
 from grpo_sweeps.engine.sampler import row_seed, sample
 from grpo_sweeps.loop.setup import Setup, prepare
 from grpo_sweeps.types import ConfigError, Problem, TaskData

@@ -7,8 +7,7 @@ from fractions import Fraction
 import numpy as np
 import pytest
 
-from grpo_sweeps.credit.shares import by_prompt, over_prompts, overlaps, ratios, root_ratio, shares
-from grpo_sweeps.credit.values import Starts, Values
+from grpo_sweeps.credit.shares import Starts, Values, by_prompt, over_prompts, overlaps, ratios, root_ratio, shares
 from grpo_sweeps.exact import Enumeration, SoftmaxPolicy, binary, several_prompts
 from grpo_sweeps.intervals import mean_interval
 from grpo_sweeps.science import credit

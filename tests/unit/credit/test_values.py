@@ -7,7 +7,7 @@ from itertools import product
 import numpy as np
 import pytest
 
-from grpo_sweeps.credit.values import Starts, Values, mean_and_noise, squared_surprise
+from grpo_sweeps.credit.shares import Starts, Values, mean_and_noise, squared_surprise
 from grpo_sweeps.estimators.token_level import vine
 from grpo_sweeps.exact import Enumeration
 from grpo_sweeps.loop.continuations import edges_of

@@ -16,7 +16,7 @@ from grpo_sweeps.report.drawing import render
 from grpo_sweeps.report.query import load_sweep
 from grpo_sweeps.report.rules import UNDECIDED
 from grpo_sweeps.science.budget import Budget
-from grpo_sweeps.science.prompts import Prompt
+from grpo_sweeps.science.claim import Prompt
 from tests.unit.report.exact_runs import enumerations, write_exact
 
 G = 8

@@ -21,7 +21,7 @@ from grpo_sweeps.report.pool_page import found_words, pool_figure, pool_section
 from grpo_sweeps.report.pool_table import pool_studies, ratio
 from grpo_sweeps.report.query import load_sweep
 from grpo_sweeps.science.budget import Budget
-from grpo_sweeps.science.prompts import Prompt
+from grpo_sweeps.science.claim import Prompt
 from tests.unit.report.exact_runs import enumerations, write_exact
 
 FUNCTIONS = {"group mean": grpo, "leave-one-out": rloo, "std": grpo_std}

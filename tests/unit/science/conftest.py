@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from grpo_sweeps.exact import SoftmaxPolicy, binary, enumerate_policy, several_prompts
-from grpo_sweeps.science.prompts import Prompt
+from grpo_sweeps.science.claim import Prompt
 
 
 @pytest.fixture(scope="session")

@@ -9,8 +9,7 @@ import torch
 from grpo_sweeps.estimators import grpo, grpo_std, reinforce, rloo
 from grpo_sweeps.estimators.declared import DECLARATIONS
 from grpo_sweeps.exact import SoftmaxPolicy, mse_over_prompts, one_group_weights
-from grpo_sweeps.science.budget import Budget, rescaled, two_budgets
-from grpo_sweeps.science.whole_step import Ascent, drawn, gradient_of, oracle_step
+from grpo_sweeps.science.budget import Ascent, Budget, drawn, gradient_of, oracle_step, rescaled, two_budgets
 
 
 @pytest.mark.parametrize("name", ["grpo", "rloo", "grpo_std", "reinforce"])

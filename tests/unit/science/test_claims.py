@@ -10,8 +10,7 @@ import torch
 
 from grpo_sweeps.estimators import reinforce, rloo
 from grpo_sweeps.exact import SoftmaxPolicy, binary
-from grpo_sweeps.science import advantages, budget, credit, gradient, scores, training
-from grpo_sweeps.science import binary as counting
+from grpo_sweeps.science import advantages, budget, credit, gradient, scores
 from grpo_sweeps.science.budget import Budget
 from grpo_sweeps.science.claim import EXACT, Estimate, agreement
 
@@ -20,7 +19,7 @@ def test_exact_claims_hold_to_rounding(prompts, rng):
     claims = [
         advantages.zero_sum(prompts, (2, 3)),
         advantages.variances(prompts, (2, 4), rng, 4000),
-        counting.concentration((0.1, 0.5), (2, 4, 8), (0.05, 0.3)),
+        advantages.concentration((0.1, 0.5), (2, 4, 8), (0.05, 0.3)),
         gradient.norms(prompts, (2, 4), rng, 4000),
         scores.about_two(prompts, (2, 8), rng, 300),
         scores.clusters(prompts, rng, 4000),
@@ -50,8 +49,8 @@ def test_a_claim_falls_where_what_it_says_is_false(prompts, rng, monkeypatch):
     assert advantages.variances(prompts, (2, 4), rng, 100).judgement == "does not hold"
     monkeypatch.setattr(gradient, "identity", lambda o, R: gradient.norm_by_k(o, R) * 1.0001)
     assert gradient.norms(prompts, (2, 4), rng, 100).judgement == "does not hold"
-    monkeypatch.setattr(counting, "tail_bound", lambda R, p, eps: 0.1)
-    assert counting.concentration((0.5,), (4,), (0.1,)).judgement == "does not hold"
+    monkeypatch.setattr(advantages, "tail_bound", lambda R, p, eps: 0.1)
+    assert advantages.concentration((0.5,), (4,), (0.1,)).judgement == "does not hold"
 
 
 def test_few_groups_decide_nothing_about_the_mean_rank(prompts, rng):
@@ -65,9 +64,9 @@ def test_rank_is_not_bounded_by_the_zero_sum(prompts, rng):
 
 def test_table_one_is_possible_and_the_hoeffding_entries_are_computed():
     assert scores.feasible().judgement == "holds, corrected"
-    rows = {(row["R"], row["eps"]): row["bound"] for row in counting.hoeffding_rows()}
+    rows = {(row["R"], row["eps"]): row["bound"] for row in advantages.hoeffding_rows()}
     assert [round(rows[4, eps], 2) for eps in (0.3, 0.2, 0.1)] == [0.97, 1.45, 1.85]
-    assert counting.hoeffding_table().judgement == "does not hold"
+    assert advantages.hoeffding_table().judgement == "does not hold"
 
 
 @pytest.mark.parametrize("R", [2, 3, 5])
@@ -77,9 +76,9 @@ def test_chances_of_binary_groups_against_every_group(R, p):
     chances = np.prod(np.where(groups == 1, p, 1 - p), axis=1)
     off = groups[:, 0] - groups.mean(axis=1)
     for eps in (0.05, 0.3, 0.6):
-        assert counting.chance_of_advantage_above(R, p, eps) == pytest.approx(chances[np.abs(off) > eps].sum())
+        assert advantages.chance_of_advantage_above(R, p, eps) == pytest.approx(chances[np.abs(off) > eps].sum())
         means = np.abs(groups.mean(axis=1) - p) > eps
-        assert counting.chance_of_mean_off(R, p, eps) == pytest.approx(chances[means].sum())
+        assert advantages.chance_of_mean_off(R, p, eps) == pytest.approx(chances[means].sum())
 
 
 @pytest.mark.parametrize("R", [2, 3])
@@ -109,11 +108,11 @@ def test_credit_of_a_single_token_is_uniform():
 
 
 def test_ascent_climbs_and_steps_below_the_dtype_change_nothing():
-    path = training.ascend(SoftmaxPolicy(2, 3, 3, seed=0), [binary(3, 0), binary(3, 1)], 5, 0.5, 4)
+    path = gradient.ascend(SoftmaxPolicy(2, 3, 3, seed=0), [binary(3, 0), binary(3, 1)], 5, 0.5, 4)
     assert all(a.J < b.J for a, b in itertools.pairwise(path))
-    still = training.ascend(SoftmaxPolicy(2, 3, 3, seed=0), [binary(3, 0)], 1, 1e-12, 4)[0]
+    still = gradient.ascend(SoftmaxPolicy(2, 3, 3, seed=0), [binary(3, 0)], 1, 1e-12, 4)[0]
     assert still.unchanged["bfloat16"] == 1.0 and still.unchanged["float32"] > 0.9
-    assert training.hoyer(np.eye(9)[0]) == pytest.approx(1) and training.hoyer(np.ones(9)) == pytest.approx(0)
+    assert gradient.hoyer(np.eye(9)[0]) == pytest.approx(1) and gradient.hoyer(np.ones(9)) == pytest.approx(0)
 
 
 def test_an_interval_agrees_or_does_not():
@@ -124,7 +123,7 @@ def test_an_interval_agrees_or_does_not():
 
 def test_rewards_that_are_not_binary_are_refused(tiny):
     from grpo_sweeps.exact import enumerate_policy, graded
-    from grpo_sweeps.science.prompts import Prompt
+    from grpo_sweeps.science.claim import Prompt
 
     with pytest.raises(ValueError, match="0 and 1 are needed"):
         Prompt(enumerate_policy(SoftmaxPolicy(1, 3, 2), 0, graded(3))).group(True)
