@@ -13,8 +13,8 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from itertools import chain, combinations_with_replacement, islice, product
-from math import comb, prod
+from itertools import chain, combinations_with_replacement, islice
+from math import comb
 
 import numpy as np
 import torch
@@ -45,17 +45,6 @@ class Moments:
     def mse(self, target_D: Tensor) -> float:
         """E |g - target|^2."""
         return self.variance + float((self.mean_D - target_D).square().sum())
-
-
-@dataclass(frozen=True, eq=False)
-class Sampled:
-    """Moments from `draws` sampled groups, with standard errors; mse is E |g - grad J|^2."""
-
-    moments: Moments
-    mean_error_D: Tensor
-    mse: float
-    mse_error: float
-    draws: int
 
 
 def one_group_weights(estimator: Callable[..., Tensor], aggregation: str, max_length: int) -> Weights:
@@ -116,7 +105,7 @@ def group_moments(enumeration: Enumeration, weights: Weights, R: int, by_length:
     count = comb(C + R - 1, R)
     if count * R > MAX_ROLLOUTS:
         raise ValueError(
-            f"R={R} and {C} classes give {count} multisets, more than {MAX_ROLLOUTS} rollouts in all: use monte_carlo"
+            f"R={R} and {C} classes give {count} multisets, more than {MAX_ROLLOUTS} rollouts in all: take a smaller R"
         )
     # Lengths that differ within a group and between groups, to see whether they matter.
     other_lengths_R = None if by_length else 1 + torch.arange(R) % int(enumeration.lengths_N.max())
@@ -142,20 +131,6 @@ def multinomial(class_MR: Tensor, p_C: Tensor) -> Tensor:
     return (ways_M + torch.xlogy(count_MC, p_C).sum(dim=1)).exp()
 
 
-def brute_force(enumeration: Enumeration, weights: Weights, R: int) -> Moments:
-    """The same moments as the plain sum over all N^R tuples of sequences, one after the other: the slow oracle."""
-    mean_D = torch.zeros_like(enumeration.grad_J_D)
-    second = 0.0
-    for rows in product(range(len(enumeration.p_N)), repeat=R):
-        group = list(rows)
-        probability = prod(enumeration.p_N[group].tolist())
-        weights_R = weights(enumeration.rewards_N[group][None], enumeration.lengths_N[group][None])[0]
-        gradient_D = weights_R @ enumeration.psi_ND[group]
-        mean_D += probability * gradient_D
-        second += probability * float(gradient_D @ gradient_D)
-    return Moments(mean_D, second)
-
-
 def sequence_moments(contribution_ND: Tensor, p_N: Tensor, R: int) -> Moments:
     """Moments of the mean of R independent contributions, one a sequence: estimators without a group baseline (known
     value, reward-to-go, credit by the token; `Enumeration.contribution` makes them). Shapes (N, D), (N,)."""
@@ -164,57 +139,12 @@ def sequence_moments(contribution_ND: Tensor, p_N: Tensor, R: int) -> Moments:
     return Moments(mean_D, variance + float(mean_D.square().sum()))
 
 
-def monte_carlo(enumeration: Enumeration, weights: Weights, R: int, draws: int, seed: int = 0) -> Sampled:
-    """Moments from `draws` >= 2 independent groups of R rollouts, for an R beyond `group_moments`. Two runs with the
-    same seed, R and draws see the same groups: compare two estimators on them."""
-    if draws < 2:
-        raise ValueError(f"draws={draws}: a standard error needs 2 or more")
-    generator = torch.Generator().manual_seed(seed)
-    target_D, N = enumeration.grad_J_D, len(enumeration.p_N)
-    # Deviations from the target, whose squares do not cancel.
-    sum_D, squares_D = torch.zeros_like(target_D), torch.zeros_like(target_D)
-    errors: list[Tensor] = []
-    chunk = max(1, CHUNK // R)
-    for start in range(0, draws, chunk):
-        size = min(chunk, draws - start)
-        row_MR = torch.multinomial(enumeration.p_N, size * R, replacement=True, generator=generator).reshape(size, R)
-        weights_MR = weights(enumeration.rewards_N[row_MR], enumeration.lengths_N[row_MR])
-        total_MN = torch.zeros(size, N, dtype=torch.float64).scatter_add_(1, row_MR, weights_MR)
-        deviation_MD = total_MN @ enumeration.psi_ND - target_D
-        sum_D += deviation_MD.sum(dim=0)
-        squares_D += deviation_MD.square().sum(dim=0)
-        errors.append(deviation_MD.square().sum(dim=1))
-    error_M = torch.cat(errors)
-    off_D = sum_D / draws
-    variance_D = (squares_D / draws - off_D.square()).clamp(min=0.0) * draws / (draws - 1)
-    mean_D, mse = target_D + off_D, float(error_M.mean())
-    second = mse + 2 * float(mean_D @ target_D) - float(target_D.square().sum())
-    mse_error = float(error_M.std() / draws**0.5)
-    return Sampled(Moments(mean_D, second), (variance_D / draws).sqrt(), mse, mse_error, draws)
-
-
 def step_moments(groups: Sequence[Moments], B: float) -> Moments:
     """Moments of the mean of B groups whose prompts are drawn independently and uniformly from those of `groups`."""
     mean_D = torch.stack([group.mean_D for group in groups]).mean(dim=0)
     norm = float(mean_D.square().sum())
     variance = sum(group.second for group in groups) / len(groups) - norm
     return Moments(mean_D, variance / B + norm)
-
-
-def mse_over_prompts(
-    enumerations: Sequence[Enumeration], weights: Weights, R: int, N: int, by_length: bool = True
-) -> float:
-    """Exact E |g - grad of the average J|^2 of a step of N rollouts: B = N / R independent uniform prompts, R rollouts
-    each, g the mean of the groups' gradients (here N counts rollouts, not sequences).
-
-    Raises:
-        ValueError: where R does not divide N, and as `group_moments`.
-    """
-    if N % R:
-        raise ValueError(f"N={N} rollouts are no whole number of groups of R={R}")
-    groups = [group_moments(enumeration, weights, R, by_length) for enumeration in enumerations]
-    target_D = torch.stack([enumeration.grad_J_D for enumeration in enumerations]).mean(dim=0)
-    return step_moments(groups, N // R).mse(target_D)
 
 
 def between_prompts(enumerations: Sequence[Enumeration]) -> float:

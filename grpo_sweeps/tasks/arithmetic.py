@@ -140,15 +140,15 @@ def _distinct(stream: Iterator[Problem], held_out: int) -> Iterator[Problem]:
     seen: set[str] = set()
     repeats = 0
     for problem in stream:
-        digest = hashlib.sha256(problem.question.encode())
-        if (digest.digest()[0] < HELD_OUT_SHARE) != bool(held_out) or problem.question in seen:
+        if is_held_out(problem.question) != bool(held_out) or problem.question in seen:
             repeats += 1
             if repeats > MAX_REPEATS:
                 return
             continue
         repeats = 0
         seen.add(problem.question)
-        yield Problem(f"arithmetic-{digest.hexdigest()[:12]}", problem.question, problem.answer, problem.solution)
+        digest = hashlib.sha256(problem.question.encode()).hexdigest()
+        yield Problem(f"arithmetic-{digest[:12]}", problem.question, problem.answer, problem.solution)
 
 
 def _take(problems: Iterator[Problem], count: int, key: str) -> tuple[Problem, ...]:

@@ -13,10 +13,10 @@ from grpo_sweeps.exact import (
     Enumeration,
     between_prompts,
     group_moments,
-    mse_over_prompts,
     one_group_weights,
     sequence_moments,
 )
+from tests.unit.exact.oracles import mse_over_prompts
 
 GROUP_MEAN = one_group_weights(grpo, "sum", 4)
 LEAVE_ONE_OUT = one_group_weights(rloo, "sum", 4)

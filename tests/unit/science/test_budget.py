@@ -8,8 +8,9 @@ import torch
 
 from grpo_sweeps.estimators import grpo, grpo_std, reinforce, rloo
 from grpo_sweeps.estimators.declared import DECLARATIONS
-from grpo_sweeps.exact import SoftmaxPolicy, mse_over_prompts, one_group_weights
+from grpo_sweeps.exact import SoftmaxPolicy, one_group_weights
 from grpo_sweeps.science.budget import Ascent, Budget, drawn, gradient_of, oracle_step, rescaled, two_budgets
+from tests.unit.exact.oracles import mse_over_prompts
 
 
 @pytest.mark.parametrize("name", ["grpo", "rloo", "grpo_std", "reinforce"])
