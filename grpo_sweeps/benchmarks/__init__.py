@@ -1,1 +1,1 @@
-"""What the measurement costs: one file a benchmark, each a function from command-line values to a printed table."""
+"""What the measurement costs: one file per benchmark, each a function from command-line values to a printed table."""

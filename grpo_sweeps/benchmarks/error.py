@@ -1,5 +1,5 @@
-"""How exact the Gram is in a dtype that trains: K by GradientGram beside K from float64 rows of the same weights, and
-what the difference does to the ranks that are read from it.
+"""How exact the Gram is in a training dtype: K by GradientGram beside K from float64 rows of the same weights, and
+what the difference does to the ranks that are computed from it.
 
 A third column is ordinary autograd in the training dtype, one row at a time: the error that the dtype itself makes.
 Weights are as the architecture initialises them. Rows are formed for some parameters at a time (see
@@ -53,7 +53,8 @@ COLUMNS = ("float64", "ours", "autograd")
 
 @dataclass(frozen=True)
 class ErrorBench(ModelOptions):
-    """R rows of T tokens, of which the first `prompt` are not scored. layers, vocabulary: of the model, 0 = its own."""
+    """R rows of T tokens, of which the first `prompt` are not scored. layers, vocabulary: the model's size, 0 = its
+    own."""
 
     model: str = "nemotron_mini_4b"
     layers: int = 4
@@ -107,9 +108,9 @@ def check(options: ErrorBench) -> None:
 
 
 def all_grams(options: ErrorBench, model: nn.Module, batch: Batch) -> tuple[dict[str, np.ndarray], float]:
-    """{"ours" | "autograd" | "float64": (R, R)} and the floor that GradientGram states for the dtype.
+    """The Gram (R, R) by "ours", "autograd" and "float64", and the floor that GradientGram states for the dtype.
 
-    The float64 model is the same one, widened at the end: no second copy.
+    The float64 model is the same one, widened at the end, so that there is no second copy.
     """
     gram = GradientGram(model, options.form, options.block_bytes)  # type: ignore[arg-type]
     with gram.measure(batch.group_sizes, batch.weights_B) as m:
@@ -127,14 +128,14 @@ def all_grams(options: ErrorBench, model: nn.Module, batch: Batch) -> tuple[dict
 
 
 def row_budget(on: Tensor) -> int:
-    """Bytes for rows that are kept at once."""
+    """Bytes that the rows kept at once may take."""
     if on.device.type != "cuda":
         return CPU_ROW_BYTES
     return int(SHARE_OF_FREE * torch.cuda.mem_get_info(on.device)[0])
 
 
 def grpo_weights(R: int, length: int) -> np.ndarray:
-    """(R,): A_i / length for a quarter of the rollouts (one at least) with reward 1 and the others 0."""
+    """A_i / length, (R,), where a quarter of the rollouts (at least one) have reward 1 and the others 0."""
     rewards_GR = torch.zeros(1, R)
     rewards_GR[0, : max(1, R // 4)] = 1
     return grpo(rewards_GR)[0].numpy() / length
@@ -150,6 +151,7 @@ def errors(found: np.ndarray, exact: np.ndarray) -> dict[str, float]:
 
 
 def ranks(gram_RR: np.ndarray) -> dict[str, float]:
+    """Every rank of a Gram, by name."""
     values_R = singular_values(gram_RR)
     return {name: float(rank(values_R)) for name, rank in RANKS.items()}
 

@@ -35,7 +35,7 @@ SHAPES = {
 
 @dataclass(frozen=True)
 class FormsBench:
-    """One weight (o, i) at a time; medians of `repeats`. plain: the ordinary weight-gradient product."""
+    """R rows of T tokens through one weight (o, i) at a time; times are medians of `repeats`."""
 
     R: int = 8
     T: tuple[int, ...] = (8, 16, 32, 64, 128, 256, 512, 1024)
@@ -49,7 +49,8 @@ Options = FormsBench  # under this name `grpo_sweeps.bench` finds the options of
 
 
 def run(options: FormsBench, command: str) -> None:
-    """Print one line a shape and T: ms of the plain product and of every form, and what the rule takes."""
+    """Print one line per shape and T: ms of the ordinary weight-gradient product ("plain") and of every form, and the
+    form that the rule takes."""
     check_choice("dtype", options.dtype, list(DTYPES))
     check_positive(R=options.R, repeats=options.repeats, T=min(options.T))
     device = device_of(options.device)
@@ -68,7 +69,7 @@ def run(options: FormsBench, command: str) -> None:
 
 
 def measure(o: int, i: int, T: int, layout: RowLayout, dtype: torch.dtype, repeats: int) -> dict[str, Any]:
-    """Median ms of each form that can run, and the rule's choice."""
+    """Median ms of each form that can run, and the form that the rule takes."""
     device, R = layout.weights_B.device, layout.rows
     y, x = (torch.randn(R, T, n, device=device).to(dtype) for n in (o, i))
     weight = torch.empty(o, i, dtype=dtype, device=device)
@@ -90,7 +91,7 @@ def measure(o: int, i: int, T: int, layout: RowLayout, dtype: torch.dtype, repea
 
 
 def median_ms(step: Callable[[], Tensor], device: torch.device, repeats: int) -> float:
-    """Between a waiting device and a waiting device: launches count where they take longer than the work."""
+    """Median time from an idle device to an idle device: launches count where they take longer than the work."""
     times = []
     for repeat in range(repeats + 2):
         synchronize(device)

@@ -45,8 +45,8 @@ SMALL_ROW_BYTES = 4 * 2**30
 
 @dataclass(frozen=True)
 class GramBench(ModelOptions):
-    """groups of R rows, T tokens a row of which the first `prompt` are not scored; one thread a CPU unless `threads`
-    says."""
+    """`groups` groups of R rows, T tokens per row, of which the first `prompt` are not scored; threads: 0 = torch's own
+    number."""
 
     subjects: tuple[str, ...] = ("plain", "ours")
     model: str = "tiny"
@@ -62,7 +62,7 @@ class GramBench(ModelOptions):
     threads: int = 0
     repeats: int = 7
     json: str = ""
-    peak_of: str = ""  # the child processes' own: one subject
+    peak_of: str = ""  # for child processes: the one subject whose peak they measure
 
 
 Options = GramBench  # under this name `grpo_sweeps.bench` finds the options of every benchmark
@@ -108,12 +108,13 @@ def check(options: GramBench) -> None:
 
 
 def makers(names: list[str], model: nn.Module, batch: Batch, options: ModelOptions) -> dict[str, Callable[[], Subject]]:
-    """How each subject is made."""
+    """A function per subject that makes it."""
     return {name: partial(SUBJECTS[name], model, batch, options.form, options.block_bytes) for name in names}
 
 
 def small_errors(options: GramBench, names: list[str], device: torch.device) -> dict[str, tuple[float | None, str]]:
-    """{subject: (relative Frobenius error of its Gram, "") or (None, what went wrong, "" if it makes no Gram)}."""
+    """By subject: (relative Frobenius error of its Gram, ""), or (None, what went wrong); ("" where it makes no
+    Gram)."""
     model = random_model(small_config(options.model), options.dtype, device, options.checkpointing)
     T = min(options.T, SMALL_T)
     batch = random_batch(model, options.R, options.groups, T, min(options.prompt, T - 1))
@@ -139,7 +140,7 @@ def child_growth(options: GramBench, device: torch.device) -> float | None:
 
 
 def peak_of_child(options: GramBench) -> tuple[float | None, str]:
-    """(MB, "") or (None, why not)."""
+    """The peak of a subject in a process of its own: (MB, ""), or (None, why there is none)."""
     words = [f"{key}={word_of(value)}" for key, value in asdict(options).items()]
     command = [sys.executable, "-m", "grpo_sweeps.bench", "gram", *words]
     # Blocks above 64 KB go back to the system when freed: what is resident is what tensors hold, not what malloc kept.
@@ -152,7 +153,7 @@ def peak_of_child(options: GramBench) -> tuple[float | None, str]:
 
 
 def word_of(value: Any) -> str:
-    """A value as it is written on the command line."""
+    """A value as the command line writes it."""
     if isinstance(value, bool):
         return str(value).lower()
     return ",".join(map(str, value)) if isinstance(value, tuple) else str(value)

@@ -109,7 +109,7 @@ def check(options: GrowthBench) -> None:
 
 
 def read(path: str) -> dict[str, Any]:
-    """A file that an earlier `growth` wrote."""
+    """The contents of a file that an earlier `growth` wrote."""
     try:
         result = json.loads(Path(path).read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
@@ -133,7 +133,7 @@ def measure(options: GrowthBench, command: str) -> dict[str, Any]:
 
 
 def pairs_of(options: GrowthBench) -> list[tuple[int, int]]:
-    """The pairs (R, T) to measure, in order; none where `through` goes through no pair."""
+    """The pairs (R, T) to measure, in order; none where `through` names no pair."""
     pairs = list(itertools.product(sorted(set(options.R)), sorted(set(options.T))))
     if options.through == (0, 0):
         return pairs
@@ -144,7 +144,7 @@ def pairs_of(options: GrowthBench) -> list[tuple[int, int]]:
 
 
 def measured_point(options: GrowthBench, model: nn.Module, device: torch.device, R: int, T: int) -> dict[str, Any]:
-    """R, T, plain and ours as in `gram`, or R, T and failed: the error that the first subject to fail gave."""
+    """R, T, plain and ours as in `gram`, or R, T and failed, the error of the first subject that failed."""
 
     def both() -> dict[str, Any]:
         batch = random_batch(model, R, 1, T, options.prompt)
@@ -169,8 +169,8 @@ def print_point(point: dict[str, Any]) -> None:
 
 
 def draw(result: dict[str, Any], path: str) -> list[Path]:
-    """Write path.png and path.pdf from what `growth` measured; one panel a T, then, on new lines, one a R. Where
-    only two lines through the pairs were measured, these two."""
+    """Write path.png and path.pdf from what `growth` measured: one panel per T, then, on new lines, one per R; two
+    panels where only two lines through the pairs were measured."""
     points = [point for point in result["points"] if "failed" not in point]
     Rs, Ts = (sorted({point[key] for point in points}) for key in ("R", "T"))
     if any(through := result["options"].get("through", ())):
@@ -230,13 +230,13 @@ def draw_panel(ax: Axes, points: list[dict[str, Any]], x_key: str, fixed_key: st
 
 
 def limits(points: list[dict[str, Any]]) -> tuple[float, float]:
-    """Of the extra cost, for all panels: every floor and every range."""
+    """Lower and upper limit of the extra cost for all panels: every floor and every range lies inside."""
     extra = [200 / p["T"] for p in points] + [p["ours"]["ratio"][key] - 1 for p in points for key in ("min", "max")]
     return (1.3 * min(extra) if min(extra) < 0 else 0.0), 1.5 * max(extra)
 
 
 def name_lines(ax: Axes, labels: list[Label]) -> None:
-    """Texts to the right of the axes at their lines' ends, from below, moved up where they would overlap."""
+    """Write texts to the right of the axes at the ends of their lines, moved up where they would overlap."""
     free_from = -1.0
     for y, text, colour in sorted(labels, key=lambda label: label[0]):
         height = ax.transAxes.inverted().transform(ax.transData.transform((1.0, y)))[1]
@@ -246,7 +246,7 @@ def name_lines(ax: Axes, labels: list[Label]) -> None:
 
 
 def missing(result: dict[str, Any]) -> list[str]:
-    """The points that no panel shows, and why."""
+    """The points that no panel shows, each with the reason."""
     names = []
     for point in result["points"]:
         where = f"R={point['R']} T={point['T']}"
@@ -257,7 +257,7 @@ def missing(result: dict[str, Any]) -> list[str]:
 
 
 def write_texts(figure: Figure, result: dict[str, Any]) -> float:
-    """What was measured, above; the points that are not shown, below. Returns the inches that the latter take."""
+    """Write what was measured above the panels and the points that are not shown below; return the latter's inches."""
     o = result["options"]
     text = (
         f"{o['model']}, {o['dtype']}, checkpointing {'on' if o['checkpointing'] else 'off'}, {result['device']}; "

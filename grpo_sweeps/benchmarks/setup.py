@@ -1,5 +1,5 @@
-"""What every benchmark starts from: a model of a published shape with random weights, a batch, a device; and how a
-number with its spread is written down."""
+"""What every benchmark starts from: a model of a published shape with random weights, a batch, a device, the head of
+its JSON file."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ MODELS = ("tiny", *OWN_SHAPES, *SHAPES)
 
 
 class ModelOptions:
-    """What the options of every benchmark of a whole model share; the fields stand in each, in the order of its words.
+    """What the options of every benchmark of a whole model share; each declares the fields itself, in its own order.
 
     block_mb: 0 = the default of the device; threads: 0 = torch's own number.
     """
@@ -51,7 +51,7 @@ class ModelOptions:
         check_choice("form", self.form, FORMS)
 
     def prepare(self) -> torch.device:
-        """Set the threads; the device to work on."""
+        """Set the number of threads and return the device to work on."""
         if self.threads:
             torch.set_num_threads(self.threads)
         return device_of(self.device)
@@ -64,7 +64,7 @@ class NotInstalled(Exception):
 @dataclass(frozen=True)
 class Batch:
     """ids_BT: random tokens, (B, T), none of them padding. completion_BT: 1 at the tokens that are scored.
-    weights_B: float32, one weight a row. group_sizes: rows of each group, all equal."""
+    weights_B: float32, one weight per row. group_sizes: rows of each group, all equal."""
 
     ids_BT: Tensor
     completion_BT: Tensor
@@ -73,20 +73,20 @@ class Batch:
 
 
 def check_choice(key: str, value: str, allowed: Sequence[str]) -> None:
-    """Raises ConfigError naming the key, the value and what is allowed."""
+    """Raise ConfigError, with the key, the value and what is allowed, for a value that is not."""
     if value not in allowed:
         raise ConfigError(f"bench: {key}={value}: allowed are {', '.join(allowed)}")
 
 
 def check_positive(**values: int) -> None:
-    """Raises ConfigError for the first value below 1."""
+    """Raise ConfigError for the first value below 1."""
     for key, value in values.items():
         if value < 1:
             raise ConfigError(f"bench: {key}={value}: allowed are whole numbers from 1")
 
 
 def check_lengths(prompt: int, lengths: Sequence[int]) -> None:
-    """Every row needs a token to score and, before it, one that predicts it."""
+    """Raise ConfigError unless every row has a token to score and, before it, one that predicts it."""
     check_positive(prompt=prompt)
     for T in lengths:
         if prompt >= T:
@@ -94,7 +94,8 @@ def check_lengths(prompt: int, lengths: Sequence[int]) -> None:
 
 
 def device_of(name: str) -> torch.device:
-    """auto: the first CUDA device, else the CPU. Raises ConfigError for what torch does not know or does not see."""
+    """The device of a name; auto: the first CUDA device, else the CPU. Raises ConfigError for what torch does not know
+    or does not see."""
     if name == "auto":
         return torch.device("cuda" if torch.cuda.is_available() else "cpu")
     try:
@@ -121,7 +122,7 @@ def model_config(model: str, **changes: Any) -> Any:
 
 
 def small_config(model: str) -> Any:
-    """Two layers and few words of the same architecture, for a comparison with float64 rows."""
+    """The same architecture with two layers and few words, for a comparison with float64 rows."""
     if model not in SHAPES:
         return model_config(model, num_hidden_layers=2)
     config = twin_config(model, layers=2, vocab_size=256)
@@ -142,7 +143,8 @@ def random_model(config: Any, dtype: str, device: torch.device, checkpointing: b
 
 
 def set_checkpointing(model: Any, on: bool) -> None:
-    """Off takes away the embedding's hook too, which transformers leaves there and torch.func refuses."""
+    """Switch checkpointing on or off; off also removes the embedding's hook, which transformers leaves and torch.func
+    refuses."""
     if on:
         model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
     elif model.is_gradient_checkpointing:
@@ -152,7 +154,7 @@ def set_checkpointing(model: Any, on: bool) -> None:
 
 
 def random_batch(model: nn.Module, R: int, groups: int, T: int, prompt: int) -> Batch:
-    """groups x R rows of T random tokens, of which the first `prompt` are not scored; weights from a normal law."""
+    """groups x R rows of T random tokens, of which the first `prompt` are not scored; weights are normal."""
     embedding: Any = model.get_input_embeddings()  # type: ignore[operator]
     vocabulary, device = embedding.weight.shape[0], embedding.weight.device
     generator = torch.Generator().manual_seed(0)
@@ -164,7 +166,7 @@ def random_batch(model: nn.Module, R: int, groups: int, T: int, prompt: int) -> 
 
 
 def trainable(model: nn.Module) -> dict[str, nn.Parameter]:
-    """Parameters by name, a tied one once."""
+    """Trainable parameters by name; a tied one appears once."""
     return {name: p for name, p in model.named_parameters() if p.requires_grad}
 
 
@@ -173,7 +175,7 @@ def drop_grads(model: nn.Module) -> None:
 
 
 def free_memory() -> None:
-    """Give back what a subject that failed or ended has left: reference cycles, then the allocator's cache."""
+    """Free what a subject that failed or ended left behind: reference cycles, then the allocator's cache."""
     gc.collect()
     if torch.cuda.is_available():
         torch.cuda.empty_cache()
@@ -185,7 +187,7 @@ def synchronize(device: torch.device) -> None:
 
 
 def one_line(error: BaseException) -> str:
-    """Type and first line of an error's text, cut at 240 characters: a row of a table."""
+    """Type and first line of an error's text, cut at 240 characters to fit a row of a table."""
     if isinstance(error, NotInstalled):
         return str(error)
     lines = str(error).strip().splitlines()
@@ -198,7 +200,7 @@ def device_name(device: torch.device) -> str:
 
 
 def environment(name: str, command: str, options: Any, device: torch.device) -> dict[str, Any]:
-    """The head of every JSON file: what was asked, where, with which versions."""
+    """The head of every JSON file: the command and its options, the device, the versions."""
     return {
         "benchmark": name,
         "command": command,
@@ -215,7 +217,7 @@ def spread(values: Sequence[float]) -> dict[str, float]:
 
 
 def write_json(path: str, result: dict[str, Any]) -> None:
-    """Folders are made; nothing is written without a path."""
+    """Write the result to a path and create its folders; without a path do nothing."""
     if path:
         Path(path).parent.mkdir(parents=True, exist_ok=True)
         Path(path).write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")

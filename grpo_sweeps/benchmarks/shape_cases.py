@@ -45,15 +45,15 @@ MOST_ELEMENTS = 2**26  # of inputs and output gradients together: 512 MB in floa
 MOST_GHOST_PAIRS = 2**26  # (R T)^2 of a forced ghost form
 MOST_WEIGHTS = 3 * 2**26  # of a head or an embedding: 1.5 GB in float64
 CHUNK_ELEMENTS = 2**26  # of float64 rows held at once: 512 MB
-# A stretch of the parameter's first dimension and there the rows' gradients, (B, n, m) float64.
+# A slice of the parameter's first dimension and the rows' gradients there, (B, n, m) float64.
 Rows = Iterator[tuple[slice, Tensor]]
 
 
 @dataclass(frozen=True)
 class Shape:
-    """One draw. groups: rows of each group, back to back. lengths: tokens of each row, the rest up to T is padding on
-    the right. o, i: outputs and inputs of a linear layer, (V, H) for an embedding or a head, H twice for a norm. led:
-    an earlier measured module feeds this one, as it does all but the first of a model."""
+    """One drawn shape. groups: rows of each group, back to back. lengths: tokens of each row; the rest up to T is
+    padding on the right. o, i: outputs and inputs of a linear layer, (V, H) for an embedding or a head, H twice for a
+    norm. led: an earlier measured module feeds this one, as in all but the first module of a model."""
 
     index: int
     entry: str
@@ -76,7 +76,7 @@ class Shape:
 
     @property
     def form(self) -> str:
-        """As GradientGram is told it."""
+        """The form that GradientGram is asked for."""
         return self.entry.partition("_")[2] if self.entry in FORCED else "auto"
 
     def __str__(self) -> str:
@@ -129,7 +129,7 @@ def _widths(dice: random.Random, entry: str, tokens: int, work: float) -> tuple[
 
 
 def _width(dice: random.Random, listed: tuple[int, ...], most: float, odd: float = 0.4) -> int:
-    """One of the listed that fits, or some number that no block divides."""
+    """One of the listed widths that fits, or an odd number that no block divides."""
     fits = [width for width in listed if width <= most] or [1]
     if dice.random() < odd:
         return dice.randint(1, max(1, min(int(most), fits[-1]))) | 1
@@ -137,7 +137,7 @@ def _width(dice: random.Random, listed: tuple[int, ...], most: float, odd: float
 
 
 def _lengths(dice: random.Random, rows: int, T: int) -> tuple[int, ...]:
-    """Tokens of each row: all T, or some shorter and some empty, one at least of T."""
+    """Tokens of each row: all T, or some shorter and some empty, with at least one of T."""
     if dice.random() < 0.25:
         return (T,) * rows
     lengths = [0 if dice.random() < 0.1 else dice.randint(1, T) for _ in range(rows)]
@@ -147,8 +147,9 @@ def _lengths(dice: random.Random, rows: int, T: int) -> tuple[int, ...]:
 
 @dataclass(frozen=True)
 class Errors:
-    """In machine epsilons of the dtype. gram: largest |K_ij - exact| / sqrt(K_ii K_jj). gradient: norm of the weighted
-    gradient's error over sum_i |w_i| |psi_i|. wide: as gram, with the logits in float64 too (0 without logits)."""
+    """Errors in machine epsilons of the dtype. gram: largest |K_ij - exact| / sqrt(K_ii K_jj). gradient: norm of the
+    weighted gradient's error over sum_i |w_i| |psi_i|. wide: as gram, with the logits in float64 too (0 without
+    logits)."""
 
     gram: float
     gradient: float
@@ -181,7 +182,7 @@ class Case:
         return (made * self.scale_BT[..., None]).to(self.dtype)
 
     def lead(self, x: Tensor) -> Tensor:
-        """x, from an earlier measured module where the shape says so."""
+        """x, made by an earlier measured module where the shape says so."""
         if self.first is None:
             return x
         return x + 0 * self.first(torch.zeros(len(x), 1, dtype=torch.long, device=self.device))
@@ -190,15 +191,15 @@ class Case:
         raise NotImplementedError
 
     def row_sums(self) -> Tensor:
-        """(B,): the forward, whose rows' gradients are measured."""
+        """One sum per row, (B,): the forward whose per-row gradients are measured."""
         raise NotImplementedError
 
     def rows(self, name: str, wide: bool) -> Rows:
-        """wide: the logits in float64 too."""
+        """The exact rows of a parameter, slice by slice; wide: with the logits in float64 too."""
         raise NotImplementedError
 
     def path(self) -> str:
-        """What measured it, where that is none of the forms of a linear weight."""
+        """The path that measured it, where it is none of the forms of a linear weight."""
         raise NotImplementedError
 
     def has_logits(self) -> bool:
@@ -338,7 +339,7 @@ class WordsCase(Case):
                 yield chunk, found
 
     def _scattered(self, y_BTH: Tensor, ids: slice) -> Tensor:
-        """(B, n, H): sums of y over the tokens that are one of the ids."""
+        """Sums of y over the tokens with each of the ids, (B, n, H)."""
         (B, _, H), n = y_BTH.shape, ids.stop - ids.start
         row, column = ((self.ids_BT >= ids.start) & (self.ids_BT < ids.stop)).nonzero(as_tuple=True)
         out = y_BTH.new_zeros(B * n, H)
@@ -374,7 +375,7 @@ class LogitGradients:
         return d.add_((self.targets == columns) * self.g).to(self.dtype)
 
     def of_hidden(self) -> Tensor:
-        """(B T, H): the hidden states' gradients."""
+        """The hidden states' gradients, (B T, H)."""
         return sum((self.of(block) @ self.weight[block] for block in self.blocks), torch.zeros_like(self.hidden))
 
 
@@ -388,9 +389,10 @@ def case_of(shape: Shape, dtype: torch.dtype, device: torch.device, seed: int) -
 
 
 def errors_of(case: Case) -> tuple[Errors, str]:
-    """Measure the shape as training does, and compare every parameter: the worst, and the path that was taken.
+    """Largest errors over all parameters of a shape measured as training does, and the path that was taken.
 
-    Raises whatever the engine raises.
+    Raises:
+        Exception: whatever the engine raises.
     """
     shape = case.shape
     model = nn.ModuleDict({"part": case.part})
@@ -440,6 +442,6 @@ def compare(case: Case, m: Measurement, name: str, parameter: nn.Parameter, rows
 
 
 def ratio(miss: float, scale: float) -> float:
-    """miss / scale; what must be 0 and is not, or is not a number, is off by infinity."""
+    """miss / scale; infinity where a value must be 0 and is not, or is not a number."""
     found = miss / scale if scale else (0.0 if miss == 0 else math.inf)
     return math.inf if math.isnan(found) else found

@@ -1,6 +1,6 @@
 """Random shapes through every kernel entry against float64 of the same inputs: worst error, paths taken, crashes.
 
-Allowed are 4 machine epsilons of a half type, 16 of a wider one. A shape that failed is made again alone by index=N.
+Allowed are 4 machine epsilons of a half type, 16 of a wider one. index=N repeats shape N alone.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ REFERENCE = ("blocks", "reference")  # where a kernel could not take the shape
 
 @dataclass(frozen=True)
 class ShapesBench:
-    """tokens: the most of a row. work: the most multiplications of a shape's forward. index: this shape alone, -1 all.
+    """tokens: most tokens per row. work: most multiplications of a shape's forward. index: this shape alone, -1 = all.
     workers: processes, 0 = 1 on a CPU and 8 on CUDA."""
 
     count: int = 1000
@@ -56,7 +56,7 @@ Options = ShapesBench  # under this name `grpo_sweeps.bench` finds the options o
 
 
 def run(options: ShapesBench, command: str) -> int:
-    """Print a line per entry and path, and every shape that failed; the exit code, 1 where one did."""
+    """Print a line per entry and path, and every shape that failed; return the exit code, 1 where one did."""
     check_choice("dtype", options.dtype, list(DTYPES))
     check_positive(count=options.count, tokens=options.tokens)
     if options.work < 1e4:
@@ -93,7 +93,8 @@ def measured(options: ShapesBench, device: torch.device) -> Iterator[dict[str, A
 
 
 def compile_fused(dtype: torch.dtype, device: torch.device) -> None:
-    """Compile every variant of the fused kernel before the processes begin, which find them in the cache folder."""
+    """Compile every variant of the fused kernel before the processes start, so that they find it in the cache
+    folder."""
     fused: Any = kernels("fused") if dtype in HALF_TYPES else None
     if fused is None or torch.cuda.get_device_capability(device)[0] != 9:
         return
@@ -160,7 +161,7 @@ def summary(results: Sequence[dict[str, Any]], allowed: float) -> dict[str, Any]
 
 
 def reference_share(results: Iterable[dict[str, Any]]) -> float:
-    """Share of shapes that no kernel took, among those whose entry has one and that were not asked for a form."""
+    """Share of shapes that no kernel took, among those whose entry has a kernel and whose form was not forced."""
     free = [r for r in results if r["path"] not in ("scatter", "autograd") and r["entry"] not in FORCED]
     return sum(r["path"] in REFERENCE for r in free) / max(1, len(free))
 

@@ -62,7 +62,7 @@ class RowProducts:
         self.grams_GRR = torch.zeros(G, R, R, dtype=torch.float64, device=batch.ids_BT.device)
 
     def add(self, rows: Sequence[Tensor]) -> Tensor:
-        """Take in the B gradients of one parameter; returns their sum with the batch's weights, shaped like one."""
+        """Add the B gradients of one parameter and return their weighted sum, in the parameter's shape."""
         flat = [row.reshape(-1) for row in rows]
         dtype = torch.promote_types(flat[0].dtype, torch.float32)
         total = torch.empty_like(flat[0])
@@ -75,12 +75,12 @@ class RowProducts:
         return total.view_as(rows[0])
 
     def matrices(self) -> list[Tensor]:
-        """One (R, R) float64 Gram a group, on the CPU."""
+        """One (R, R) float64 Gram per group, on the CPU."""
         return list(self.grams_GRR.cpu().unbind())
 
 
 def products(piece_GRn: Tensor) -> Tensor:
-    """(G, R, R) float64 products of the rows of a piece."""
+    """Products of the rows of a piece, (G, R, R) float64."""
     G, R, n = piece_GRn.shape
     whole = n // COLUMNS * COLUMNS
     tail = piece_GRn[..., whole:]
@@ -92,8 +92,8 @@ def products(piece_GRn: Tensor) -> Tensor:
 
 
 def logits_sums(model: nn.Module, ids_BT: Tensor, completion_BT: Tensor) -> Tensor:
-    """(B,): summed log-probabilities of each row's scored tokens through `model(...).logits`, T x V logits and all;
-    float32 (float64 models: float64)."""
+    """Summed log-probabilities of each row's scored tokens, (B,), through the full T x V `model(...).logits`; float32
+    (float64 models: float64)."""
     logits = model(input_ids=ids_BT, use_cache=False).logits[:, :-1]
     logits = logits.to(torch.promote_types(logits.dtype, torch.float32))
     logprobs_BT = logits.log_softmax(-1).gather(2, ids_BT[:, 1:, None]).squeeze(2)
@@ -105,8 +105,8 @@ def autograd_gram(
 ) -> list[Tensor]:
     """Grams over all parameters by ordinary autograd, one row at a time, in the model's dtype; (R, R) float64 each.
 
-    Rows are kept for as many parameters at once as fit `row_bytes`, one parameter at least; every such set costs B
-    forward and backward passes.
+    Rows are kept for as many parameters at once as fit into `row_bytes`, at least one; each such set costs B forward
+    and backward passes.
     """
     sums = RowProducts(batch)
     B = len(batch.weights_B)
@@ -124,7 +124,7 @@ def autograd_gram(
 
 
 def parameter_sets(parameters: Sequence[nn.Parameter], row_bytes: int) -> list[list[nn.Parameter]]:
-    """The parameters in order, cut where one row of a set would pass `row_bytes`."""
+    """The parameters in order, in sets of which one row takes at most `row_bytes`."""
     sets: list[list[nn.Parameter]] = []
     filled = 0
     for parameter in parameters:
@@ -155,11 +155,11 @@ class Subject:
 
     @contextmanager
     def attached(self) -> Iterator[None]:
-        """Around a step and outside its time: what the subject changes on the model is undone here."""
+        """Context of a step, outside its time, that undoes what the subject changes on the model."""
         yield
 
     def step(self) -> list[Tensor] | None:
-        """Forward and backward; returns one (R, R) float64 Gram a group on the CPU, or None where it makes none."""
+        """Forward and backward; returns one (R, R) float64 Gram per group on the CPU, or None where it makes none."""
         raise NotImplementedError
 
 
@@ -189,7 +189,7 @@ class Stock(Subject):
 
 
 class Naive(Subject):
-    """Where the rows do not fit the memory, the passes alone are made: their time is below what a Gram would take."""
+    """Where the rows do not fit into memory it makes the passes alone: their time is below that of a Gram."""
 
     apart = True
 
@@ -210,7 +210,7 @@ class Naive(Subject):
         else:
             self.without_rows()
             return None
-        # Here the error is gone, and with it the frames that held the rows.
+        # After the except clause the error is gone, and with it the frames that held the rows.
         drop_grads(self.model)
         free_memory()
         self.without_rows()
@@ -235,7 +235,7 @@ class Naive(Subject):
 
 
 def blockwise_sums(model: nn.Module, batch: Batch) -> Tensor:
-    """(B,): summed log-probabilities of each row's scored tokens through the blockwise head."""
+    """Summed log-probabilities of each row's scored tokens through the blockwise head, (B,)."""
     attention_BT = torch.ones_like(batch.ids_BT)
     return completion_log_probs(model, batch.ids_BT, attention_BT, batch.completion_BT).sum(1)
 
@@ -246,7 +246,7 @@ def one_row(batch: Batch, i: int) -> Batch:
 
 
 def rows_fit(model: nn.Module, batch: Batch) -> bool:
-    """Do all rows' gradients fit what the card has free, the allocator's cache included? A CPU is taken at its word."""
+    """Do all rows' gradients fit into the card's free memory, the allocator's cache included? On a CPU: True."""
     device = batch.ids_BT.device
     if device.type != "cuda":
         return True
@@ -280,7 +280,7 @@ class Rival(Subject):
             yield
 
     def attach(self) -> None:
-        """Put on the model what the rival needs there; `unchanged` takes it away again."""
+        """Attach to the model what the rival needs there; `unchanged` removes it again."""
 
     def finish(self, rows: dict[str, Tensor]) -> list[Tensor]:
         """Products and weighted sum from {parameter: (B, ...)}; empties `rows`."""
@@ -290,7 +290,8 @@ class Rival(Subject):
         return sums.matrices()
 
     def take(self, attribute: str) -> dict[str, Tensor]:
-        """What a rival left on the parameters: one (B, ...) tensor, or a list of them, one a use of the parameter."""
+        """Per-row gradients that a rival left on the parameters: one (B, ...) tensor each, or a list with one per
+        use."""
         rows: dict[str, Tensor] = {}
         for name, parameter in trainable(self.model).items():
             left: Any = getattr(parameter, attribute, None)
@@ -303,7 +304,7 @@ class Rival(Subject):
 
 
 class Vmap(Rival):
-    """Attention by its plain products: not every fused kernel has a rule for vmap."""
+    """Per-row gradients by torch.func, with unfused attention: not every fused kernel has a rule for vmap."""
 
     note = "T x V logits, math attention"
 
@@ -364,7 +365,7 @@ class BackPACK(Rival):
 
 
 def imported(package: str) -> Any:
-    """Imported by name, since it is optional. Raises NotInstalled; an error inside the package stays what it is."""
+    """An optional package. Raises NotInstalled where it is missing; an error inside the package stays what it is."""
     if not installed(package):
         raise NotInstalled("not installed: pip install grpo_sweeps[bench]")
     return importlib.import_module(package)
@@ -376,9 +377,9 @@ def installed(package: str) -> bool:
 
 @contextmanager
 def unchanged(model: nn.Module) -> Iterator[None]:
-    """After the block the model's modules and parameters have the hooks and attributes that they had before.
+    """Context after which the model's modules and parameters have the hooks and attributes that they had before.
 
-    BackPACK cannot be taken off a model, and either package leaves activations on the modules when a step fails.
+    BackPACK cannot be detached from a model, and either package leaves activations on the modules when a step fails.
     """
     modules = {m: (set(vars(m)), {name: dict(vars(m)[name]) for name in HOOKS}) for m in model.modules()}
     parameters = {p: set(vars(p)) for p in model.parameters()}

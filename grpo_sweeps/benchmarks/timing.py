@@ -1,5 +1,5 @@
 """Time and peak memory of steps on the same model, interleaved (plain, ours, ..., ours, plain, ...), so that a machine
-that slows down slows all. A subject that fails becomes a row with its error and stops nobody else."""
+that slows down slows all of them. A subject that fails becomes a row with its error and does not stop the others."""
 
 from __future__ import annotations
 
@@ -22,9 +22,9 @@ WARM_UP = 4  # steps: the allocator's blocks, and with them the kernels' descrip
 
 @dataclass
 class Row:
-    """What is known of one subject. times_ms: one a round; plain_ms: of plain in the same rounds, empty where plain is
-    not measured; peak_mb: most memory of a step beyond what was there before it; error: of its Gram on the small case;
-    failed: the error that ended it."""
+    """What is known of one subject. times_ms: one per round; plain_ms: times of plain in the same rounds, empty where
+    plain is not measured; peak_mb: most memory of a step beyond what was in use before it; error: that of its Gram on
+    the small case; failed: the error that ended it."""
 
     note: str = ""
     times_ms: list[float] = field(default_factory=list)
@@ -35,7 +35,7 @@ class Row:
     retries: int = 0  # of the allocator within the times
 
     def pair_with(self, plain: Row | None) -> None:
-        """Note plain's time in the round that has just been made; None: plain has failed, and ratios with it."""
+        """Add plain's time in the round that has just ended; None: plain has failed, and ratios with it."""
         if plain is None:
             self.plain_ms.clear()
         elif self.times_ms:
@@ -58,12 +58,12 @@ def join_notes(*notes: str) -> str:
 
 
 def attempt(action: Callable[[], Any], model: nn.Module) -> tuple[Any, str]:
-    """(result, "") or (None, the error in one line), with what the failure left behind given back."""
+    """(result, ""), or (None, the error in one line) after freeing what the failure left behind."""
     try:
         return action(), ""
     except Exception as error:
         failed = one_line(error)
-    # Here the error is gone, and with it the frames that held its tensors.
+    # After the except clause the error is gone, and with it the frames that held its tensors.
     try:
         drop_grads(model)
         free_memory()
@@ -79,10 +79,12 @@ def time_subjects(
     repeats: int,
     apart: Collection[str] = (),
 ) -> dict[str, Row]:
-    """Steps of each subject to warm up, the last of them for its peak memory (CUDA only), then `repeats` rounds.
+    """One row per subject: steps to warm up, the last of them for its peak memory (CUDA only), then `repeats` rounds.
 
-    subjects: how each is made from the model, which they share; apart: those that come afterwards, in rounds of their
-    own with plain, because the memory they leave scattered would slow the others.
+    Args:
+        subjects: how each is made from the model, which they share.
+        apart: those that come afterwards, in rounds of their own with plain, because they fragment the memory and would
+            slow the others.
     """
     rows = {name: Row() for name in subjects}
     in_rounds({name: make for name, make in subjects.items() if name not in apart}, rows, model, device, repeats)
@@ -100,8 +102,8 @@ def in_rounds(
     device: torch.device,
     repeats: int,
 ) -> None:
-    """Warm the subjects up and add `repeats` times of each to its row; every other round goes in reverse, so that none
-    always comes after the same one."""
+    """Warm the subjects up and add `repeats` times of each to its row; every other round goes in reverse, so that
+    none always comes after the same one."""
     alive: dict[str, Subject] = {}
     for name, make in subjects.items():
         row = rows[name]
@@ -123,8 +125,8 @@ def in_rounds(
 
 
 def time_once(row: Row, subject: Subject, device: torch.device) -> str:
-    """One more time in `row`; returns the error that ended the subject, or "". A subject that changed what it does in
-    this step (naive, out of memory) starts its list again: earlier times were of other work."""
+    """Add one time to `row` and return the error that ended the subject, or "". A subject that changed what it does in
+    this step (naive, out of memory) starts its list again: its earlier times were of other work."""
     retries = alloc_retries(device)
     ms, failed = attempt(lambda: timed(subject, device), subject.model)
     if failed:
@@ -140,12 +142,12 @@ def time_once(row: Row, subject: Subject, device: torch.device) -> str:
 
 
 def alloc_retries(device: torch.device) -> int:
-    """How often the allocator had to empty its cache to serve a request, which costs time."""
+    """How often the allocator has emptied its cache to serve a request, which costs time."""
     return torch.cuda.memory_stats(device).get("num_alloc_retries", 0) if device.type == "cuda" else 0
 
 
 def warm_up(subject: Subject, device: torch.device) -> float | None:
-    """Peak of the last step in MB (2^20 bytes), None on a CPU."""
+    """Run the steps to warm up and return the peak of the last one in MB (2^20 bytes), None on a CPU."""
     peak = None
     for _ in range(WARM_UP):
         with subject.attached():
@@ -167,8 +169,8 @@ def peak_mb(step: Callable[[], list[Tensor] | None], device: torch.device) -> fl
 
 
 def timed(subject: Subject, device: torch.device) -> float:
-    """Milliseconds of one step: between two events of the stream on CUDA, of the clock on a CPU."""
-    gc.collect()  # a collection in the midst of a step would be counted as its own
+    """Milliseconds of one step, between two events of the stream on CUDA, by the clock on a CPU."""
+    gc.collect()  # a collection during a step would count towards its time
     with subject.attached():
         synchronize(device)
         if device.type == "cuda":

@@ -45,8 +45,8 @@ NOTHING = "All rewards of each problem are equal: there is no variance to share.
 
 @dataclass(frozen=True)
 class CreditOptions:
-    """sweep, run: whose checkpoint; problems: train or held_out; prompts: how many of them, `rollouts` completions of
-    each; continuations of every prefix; every: tokens of a segment; out: "" = reports/SWEEP/credit."""
+    """sweep, run: whose checkpoint; problems: train or held_out; prompts: how many problems; rollouts: completions per
+    problem; continuations: per prefix; every: tokens per segment; out: "" = reports/SWEEP/credit."""
 
     sweep: str = ""
     run: str = ""
@@ -143,7 +143,7 @@ def _head(options: CreditOptions, setup: Setup, run_dir: Path, status: RunStatus
 def _files(
     options: CreditOptions, command: str, setup: Setup, sampled: Sampled, found: Shares, head: dict[str, str]
 ) -> dict[str, bytes]:
-    """Everything but the manifest."""
+    """All files but the manifest, by name."""
     rows, setting = segments(sampled, setup.policy.tokenizer), _setting(options, sampled)
     plot = profile_plot(found, options.every, setting)
     images = render(plot)
@@ -168,7 +168,7 @@ def _manifest(
     options: CreditOptions, command: str, run_dir: Path, status: RunStatus, step: int, sampled: Sampled, seconds: float,
     files: list[str],
 ) -> dict[str, Any]:  # fmt: skip
-    """Which run, which code, which command, which random numbers. No host, no user."""
+    """The manifest: which run, code, command and random numbers. It names no host and no user."""
     return {
         "run": {
             "sweep": options.sweep, "identity": run_dir.name, "name": status.name, "state": status.state,
@@ -185,11 +185,13 @@ def _manifest(
 
 
 def find_run(runs_dir: Path, sweep: str, run: str) -> tuple[Path, RunStatus]:
-    """The folder of a run and its status. `run`: its identity or the first digits of it; may be left out where the
-    sweep has one run.
+    """The folder of a run and its status.
+
+    Args:
+        run: its identity or the first digits of it; "" where the sweep has one run.
 
     Raises:
-        ConfigError: with the runs to choose from, where it is not one.
+        ConfigError: where not exactly one run fits; it names the runs to choose from.
     """
     if not sweep:
         raise ConfigError(f"credit: sweep= is needed; choose one of {', '.join(sweep_names(runs_dir)) or '(none)'}")
@@ -204,7 +206,7 @@ def find_run(runs_dir: Path, sweep: str, run: str) -> tuple[Path, RunStatus]:
 
 
 def load_run(run_dir: Path, status: RunStatus, device: str, note: Callable[[str], None]) -> tuple[Setup, int]:
-    """The run with the parameters of its newest whole checkpoint, and the number of updates in it.
+    """The run with the parameters of its newest complete checkpoint, and the number of updates behind them.
 
     Raises:
         ConfigError: without such a checkpoint, and for what `prepare` refuses.

@@ -26,7 +26,7 @@ from grpo_sweeps.report.drawing import DOTTED, Panel, Plot
 from grpo_sweeps.report.formats import number, with_interval
 from grpo_sweeps.report.page import inlined, visible_text
 
-OPEN = "�"  # stands for the bytes of a character that a later token completes
+OPEN = "�"  # what a decoder shows for the bytes of a character that a later token completes
 
 
 @dataclass(frozen=True)
@@ -62,8 +62,8 @@ def segments(sampled: Sampled, tokenizer: Any) -> list[list[Segment]]:
 
 
 def pieces(tokenizer: Any, ids: Sequence[int], edges: Sequence[int]) -> list[str]:
-    """What each segment adds to the text, special tokens shown. A character whose bytes are spread over segments
-    belongs to the one that completes it."""
+    """What each segment adds to the text, with special tokens shown. A character whose bytes are spread over segments
+    belongs to the segment that completes it."""
     texts = [str(tokenizer.decode(list(ids[:edge]), skip_special_tokens=False)) for edge in edges]
     texts = [text.rstrip(OPEN) for text in texts[:-1]] + texts[-1:]
     found = []
@@ -74,7 +74,7 @@ def pieces(tokenizer: Any, ids: Sequence[int], edges: Sequence[int]) -> list[str
 
 
 def credit_frame(sampled: Sampled, rows: Sequence[Sequence[Segment]]) -> pd.DataFrame:
-    """credit.csv: one row a segment; `value` is V before it, and the reward is V after the last."""
+    """credit.csv: one row per segment; `value` is V before it, and the reward is V after the last."""
     owners, N = sampled.values.prompt_N, len(sampled.rollouts) // len(sampled.problems)
     return pd.DataFrame(
         [
@@ -110,7 +110,7 @@ def unit_of(every: int) -> str:
 
 
 def quantities(found: Shares, every: int) -> list[tuple[str, str, Interval]]:
-    """Key, what it is in words, value: the rows of shares.csv and of the page's first table."""
+    """(key, meaning in words, value): the rows of shares.csv and of the page's first table."""
     return [
         ("value", "Mean reward, v(s_0)", found.value),
         ("variance", "Var r within a prompt", found.variance),
@@ -122,7 +122,7 @@ def quantities(found: Shares, every: int) -> list[tuple[str, str, Interval]]:
 
 
 def shares_frame(found: Shares, every: int) -> pd.DataFrame:
-    """shares.csv: one row a quantity with its interval, and the sum without the correction."""
+    """shares.csv: one row per quantity with its interval, and the sum without the correction."""
     rows: list[dict[str, Any]] = [
         {"quantity": key, "mean": one.mean, "low": one.low, "high": one.high}
         for key, _, one in quantities(found, every)
@@ -134,7 +134,7 @@ BLUE, ORANGE = sns.color_palette("colorblind", 2)
 
 
 def profile_plot(found: Shares, every: int, setting: str) -> Plot:
-    """Left by tenth of a rollout, right by segment."""
+    """The figure: left by tenth of a rollout, right by segment."""
     middles = (np.arange(len(found.by_tenth.shares)) + 0.5) / len(found.by_tenth.shares)
     first = np.arange(len(found.by_segment.shares)) * every
     segment = "token" if every == 1 else f"first token of a segment of {every}"
@@ -208,8 +208,13 @@ def render_page(
     plot: Plot,
     images: Mapping[str, bytes],
 ) -> str:
-    """The page. head: title, subtitle, setting, command and what else the template names; numbers: key, words, value;
-    prompts: the text of each problem."""
+    """The HTML of the page.
+
+    Args:
+        head: title, subtitle, setting, command and what else the template names.
+        numbers: key, words, value.
+        prompts: the text of each problem.
+    """
     environment = Environment(
         loader=ChoiceLoader([PackageLoader("grpo_sweeps.credit", ""), PackageLoader("grpo_sweeps.report", "")]),
         autoescape=True,
@@ -233,12 +238,12 @@ def render_page(
 
 
 def scale_limit(rows: Sequence[Sequence[Segment]]) -> float:
-    """The largest credit of all, either sign: where the darkest colours end. 1 where there is none."""
+    """The largest credit by absolute value, where the darkest colours end; 1 where there is none."""
     return max((abs(one.advantage) for part in rows for one in part), default=0.0) or 1.0
 
 
 def step_of(advantage: float, limit: float) -> int:
-    """Which colour: 0 for -limit, STEPS around 0, 2 STEPS for +limit.
+    """Number of the colour of a credit: 0 for -limit, STEPS around 0, 2 STEPS for +limit.
 
     >>> [step_of(x, 1.0) for x in (-1.0, -0.2, 0.0, 0.1, 0.13, 1.0)]
     [0, 3, 4, 4, 5, 8]
@@ -247,7 +252,7 @@ def step_of(advantage: float, limit: float) -> int:
 
 
 def legend(limit: float) -> list[tuple[int, str]]:
-    """Colour and the credits that it stands for, from the most negative."""
+    """Each colour with its range of credits, from the most negative."""
     bounds = [(step - STEPS) / STEPS * limit for step in range(2 * STEPS + 1)]
     half = limit / STEPS / 2
     said = [f"{max(x - half, -limit):+.2f} to {min(x + half, limit):+.2f}" for x in bounds]

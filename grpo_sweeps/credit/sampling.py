@@ -22,7 +22,7 @@ from grpo_sweeps.types import Problem
 
 @dataclass(frozen=True)
 class Plan:
-    """What to draw: rollouts of each problem, continuations of each prefix, tokens between edges, the seed."""
+    """What to draw: rollouts per problem, continuations per prefix, tokens between edges, the seed."""
 
     rollouts: int
     continuations: int
@@ -32,7 +32,7 @@ class Plan:
 
 @dataclass(frozen=True, eq=False)
 class Sampled:
-    """Rollouts, problem after problem, `edges[i]` of each, and what was drawn from their prefixes.
+    """Rollouts, problem after problem, and the values that were drawn at the edges of their segments.
 
     drawn: continuations in all; prefixes: how many different ones they start from.
     """
@@ -45,7 +45,7 @@ class Sampled:
     drawn: int
 
     def edges(self, i: int) -> list[int]:
-        """The edges of rollout i, without what pads them."""
+        """The edges of rollout i, without padding."""
         edges = self.values.edges_NE[i].tolist()
         return edges[: edges.index(edges[-1]) + 1]
 
@@ -91,7 +91,7 @@ def _values(
     rewards: Sequence[float],
     found: dict[Prefix, Array],
 ) -> Values:
-    """Values at the edges of each rollout, the last repeated up to the longest."""
+    """Values at the edges of each rollout; the last is repeated up to the length of the longest."""
     N, E = len(rollouts), max(len(edges_E) for edges_E in edges)
     edges_NE, values_NE, noise_NE = np.zeros((N, E), dtype=np.int64), np.zeros((N, E)), np.zeros((N, E))
     for i, (p, rollout, edges_E, reward) in enumerate(zip(owners, rollouts, edges, rewards, strict=True)):

@@ -67,12 +67,12 @@ class Values:
 
     @property
     def noise_NK(self) -> Array:
-        """What the noise of the two values adds to A_k^2 in the mean."""
+        """What the noise of the two values adds to A_k^2 on average."""
         return self.noise_NE[:, 1:] + self.noise_NE[:, :-1]
 
     @property
     def squares_NK(self) -> Array:
-        """Unbiased for the square of the true credit."""
+        """Unbiased estimates of the square of the true credit."""
         return self.advantages_NK**2 - self.noise_NK
 
 
@@ -94,8 +94,8 @@ def mean_and_noise(rewards_XM: Array) -> tuple[Array, Array]:
 
 
 def squared_surprise(rewards_PM: Array) -> Array:
-    """Unbiased for (r - v(s_0))^2 of each of M completions of a prompt, (P, M): with the mean and the sample variance
-    of the other M - 1, (r - mean)^2 - s^2 / (M - 1). Its mean over the completions is the sample variance of all M.
+    """Unbiased estimates of (r - v(s_0))^2 for each of M completions of a prompt, (P, M): with the mean and the sample
+    variance of the other M - 1, (r - mean)^2 - s^2 / (M - 1). Their mean is the sample variance of all M.
 
     Raises:
         ValueError: for fewer than `LEAST_CONTINUATIONS` completions.
@@ -104,7 +104,7 @@ def squared_surprise(rewards_PM: Array) -> Array:
     if M < LEAST_CONTINUATIONS:
         raise ValueError(f"{M} completions of a prompt: {LEAST_CONTINUATIONS} or more are needed")
     centred = rewards_PM - rewards_PM.mean(axis=1, keepdims=True)
-    off_PM = centred * M / (M - 1)  # r less the mean of the others
+    off_PM = centred * M / (M - 1)  # r minus the mean of the others
     others = (centred**2).sum(axis=1, keepdims=True) - centred**2 * M / (M - 1)  # their squares around their own mean
     return off_PM**2 - others / (M - 2) / (M - 1)
 
@@ -125,7 +125,7 @@ class Profile:
 
 @dataclass(frozen=True)
 class Shares:
-    """Everything that is said about the credit of one run.
+    """The credit of one run in numbers.
 
     variance: Var r. total: the sum of E A^2 / Var r along the rollout, 1 but for chance; total_noisy: the same without
     the correction. uniform, correlation: see the module. segments: mean K of a completion.
@@ -143,7 +143,7 @@ class Shares:
 
 
 def shares(values: Values, starts: Starts) -> Shares:
-    """All shares of one run. Where the rewards of every prompt are equal there is nothing to share: NaN."""
+    """All shares of one run; NaN where the rewards of every prompt are equal and there is nothing to share."""
     surprise_PM, K_PM = squared_surprise(starts.rewards_PM), starts.segments_PM
     variance_P, over_P, times_P = ((surprise_PM * w).mean(axis=1) for w in (1.0, 1 / K_PM, K_PM))
     squares_PK, noise_PK = (by_prompt(x, values.prompt_N) for x in (values.squares_NK, values.noise_NK))
@@ -196,13 +196,13 @@ def overlaps(edges_NE: np.ndarray, parts: int = PARTS) -> Array:
 
 
 def ratios(means: Array) -> Array:
-    """Every column over the last one; NaN where that is not positive."""
+    """Every column divided by the last one; NaN where that is not positive."""
     below = means[..., -1:]
     return np.where(below > 0, means[..., :-1] / np.where(below > 0, below, 1.0), UNKNOWN)
 
 
 def root_ratio(means: Array) -> Array:
-    """sqrt of the first column over the second; NaN where that is not a number."""
+    """Square root of the first column over the second; NaN where there is none."""
     ratio = ratios(means)
     return np.sqrt(np.where(ratio >= 0, ratio, UNKNOWN))
 

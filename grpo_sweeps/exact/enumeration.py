@@ -4,7 +4,7 @@ N  sequences of the prompt    T  longest length    D  parameters, in the order o
 
 Notation of arXiv 2606.29238: r is the sum of a sequence's rewards, psi = sum_t grad log pi(x_t | s_t) its score, s_t
 the prefix before token t, J = E r, F = E psi psi' the Fisher matrix of the scores. Units: r that of the reward, psi
-one over that of a parameter. Nothing is sampled; what is said to be exact is so up to float64 rounding.
+one over that of a parameter. Nothing is sampled; "exact" means up to float64 rounding.
 
 C  classes of sequences that an estimator cannot tell apart, by reward or by reward and length. Within a class a group's
 weights are the same whichever sequence was drawn, so that a class enters the first two moments of sum_i w_i psi_i with
@@ -28,8 +28,8 @@ from grpo_sweeps.exact.rewards import TokenReward
 
 @dataclass(frozen=True, eq=False)
 class Classes:
-    """rewards_C, lengths_C (the expected length within where classes go by reward alone), probabilities p_C, scores'
-    mean_CD = E[psi | c] and second_C = E[|psi|^2 | c]."""
+    """Classes of sequences: rewards_C, lengths_C (the expected length where classes go by reward alone), probabilities
+    p_C, and of the scores mean_CD = E[psi | c] and second_C = E[|psi|^2 | c]."""
 
     rewards_C: Tensor
     lengths_C: Tensor
@@ -44,8 +44,8 @@ class Classes:
 
 
 def classes_of(rewards_N: Tensor, lengths_N: Tensor, p_N: Tensor, psi_ND: Tensor, by_length: bool) -> Classes:
-    """Classes of equal reward, and of equal length too where `by_length`, in ascending order. Rewards are equal to the
-    bit or they differ."""
+    """Classes of equal reward, and of equal length too where `by_length`, in ascending order. Rewards count as
+    equal only to the bit."""
     lengths_N = lengths_N.to(torch.float64)
     key_NK = torch.stack([rewards_N, lengths_N] if by_length else [rewards_N], dim=1)
     key_CK, class_N = key_NK.unique(dim=0, return_inverse=True)
@@ -89,7 +89,7 @@ class Enumeration:
 
     @cached_property
     def gram_NN(self) -> Tensor:
-        """K = <psi_i, psi_j> of all pairs of sequences, (N, N)."""
+        """K_ij = <psi_i, psi_j> for all pairs of sequences, (N, N)."""
         return self.psi_ND @ self.psi_ND.T
 
     @cached_property
@@ -136,7 +136,7 @@ class Enumeration:
 
     @cached_property
     def past_rewards_NT(self) -> Tensor:
-        """Rewards received before token t, (N, T); at padding all that the sequence received."""
+        """Rewards received before token t, (N, T); at padding, the sequence's whole reward."""
         return self.token_rewards_NT.cumsum(dim=1) - self.token_rewards_NT
 
     @cached_property
@@ -159,7 +159,7 @@ class Enumeration:
         return classes_of(self.rewards_N, self.lengths_N, self.p_N, self.psi_ND, by_length)
 
     def contribution(self, credit_NT: Tensor) -> Tensor:
-        """sum_t credit_t grad log pi(x_t | s_t) of each sequence: (N, T) -> (N, D). For `moments.sequence_moments`."""
+        """sum_t credit_t grad log pi(x_t | s_t) for each sequence: (N, T) -> (N, D). For `moments.sequence_moments`."""
         return torch.einsum("nt,ntd->nd", credit_NT * self.mask_NT, self.token_psi_NTD)
 
 
@@ -168,8 +168,8 @@ def enumerate_policy(policy: SoftmaxPolicy, prompt: int, token_reward: TokenRewa
     `max_length` where the policy never ends.
 
     Raises:
-        ValueError: for a prompt that the policy has not, token scores beyond `MAX_SCORE_BYTES`, or a reward that is not
-            (N, T), not finite, paid at padding, or dependent on later tokens.
+        ValueError: for a prompt that the policy does not have, token scores beyond `MAX_SCORE_BYTES`, or a reward that
+            is not (N, T), not finite, paid at padding, or dependent on later tokens.
     """
     if not 0 <= prompt < policy.prompts:
         raise ValueError(f"prompt={prompt}: the policy has prompts 0 to {policy.prompts - 1}")
@@ -202,7 +202,7 @@ def enumerate_policy(policy: SoftmaxPolicy, prompt: int, token_reward: TokenRewa
 
 
 def several_prompts(policy: SoftmaxPolicy, rewards: Sequence[TokenReward]) -> list[Enumeration]:
-    """One enumeration a prompt, in order; `rewards` holds one reward for each, or a single one for all."""
+    """One enumeration per prompt, in order; `rewards` holds one reward for each, or a single one for all."""
     if len(rewards) not in (1, policy.prompts):
         raise ValueError(f"{len(rewards)} rewards for {policy.prompts} prompts: one each, or one for all")
     return [enumerate_policy(policy, i, rewards[i % len(rewards)]) for i in range(policy.prompts)]
@@ -226,7 +226,7 @@ def count_sequences(tokens: int, max_length: int, ends: bool) -> int:
 
 
 def token_scores(policy: SoftmaxPolicy, prompt_N: Tensor, tokens_NT: Tensor, mask_NT: Tensor) -> Tensor:
-    """grad log pi(x_t | s_t) of every token over all parameters, 0 at padding: (N, T, D)."""
+    """grad log pi(x_t | s_t) for every token over all parameters, 0 at padding: (N, T, D)."""
     parameters = {name: parameter.detach() for name, parameter in policy.named_parameters()}
 
     def of_one(prompt: Tensor, tokens_T: Tensor, mask_T: Tensor) -> Tensor:
@@ -246,7 +246,7 @@ def token_scores(policy: SoftmaxPolicy, prompt_N: Tensor, tokens_NT: Tensor, mas
 def prefix_index(tokens_NT: Tensor, mask_NT: Tensor) -> tuple[Tensor, Tensor]:
     """Numbers of the prefix before token t and of that with token t, each (N, T) and -1 at padding.
 
-    Within either tensor, equal numbers mean equal prefixes; a number of the one says nothing about the other.
+    Within either tensor, equal numbers mean equal prefixes; numbers of the two are unrelated.
     """
     before_NT, after_NT = torch.full_like(tokens_NT, -1), torch.full_like(tokens_NT, -1)
     state_N = torch.zeros_like(tokens_NT[:, 0])
@@ -268,7 +268,7 @@ def from_here_on(values_NT: Tensor) -> Tensor:
 
 
 def _state_sums(state_NT: Tensor, values_NT: Tensor, mask_NT: Tensor) -> Tensor:
-    """Sum of the values over all entries of the same state, at each of them; 0 at padding."""
+    """At each entry, the sum of the values over all entries of the same state; 0 at padding."""
     sums = values_NT.new_zeros(int(state_NT.max()) + 1).index_add_(0, state_NT[mask_NT], values_NT[mask_NT])
     return torch.where(mask_NT, sums[state_NT], 0.0)
 

@@ -2,8 +2,8 @@
 
 A group estimator is g = sum_i w_i psi_i over the R rollouts of one prompt, with weights that are a function of the
 group's rewards and lengths: w = weights(rewards_MR, lengths_MR), (M, R) -> (M, R), row by row: M groups, each alone in
-its step, 1/R or whatever the aggregation divides by included. Weights must follow their rollouts when those change
-places, as those of every group baseline do.
+its step, 1/R or whatever the aggregation divides by included. When rollouts change
+places their weights must move with them, as those of every group baseline do.
 
 M  groups (steps of one group) evaluated at once    C  classes of sequences (`classes`)    D  parameters
 """
@@ -32,7 +32,7 @@ CHUNK = 2**19  # rollouts evaluated at once
 
 @dataclass(frozen=True, eq=False)
 class Moments:
-    """mean_D = E g, second = E |g|^2."""
+    """First and second moment of an estimator g: mean_D = E g, second = E |g|^2."""
 
     mean_D: Tensor
     second: float
@@ -132,8 +132,8 @@ def multinomial(class_MR: Tensor, p_C: Tensor) -> Tensor:
 
 
 def sequence_moments(contribution_ND: Tensor, p_N: Tensor, R: int) -> Moments:
-    """Moments of the mean of R independent contributions, one a sequence: estimators without a group baseline (known
-    value, reward-to-go, credit by the token; `Enumeration.contribution` makes them). Shapes (N, D), (N,)."""
+    """Moments of the mean of R independent contributions, one per sequence: estimators without a group baseline (known
+    value, reward-to-go, credit per token; `Enumeration.contribution` makes them). Shapes (N, D), (N,)."""
     mean_D = p_N @ contribution_ND
     variance = float(p_N @ (contribution_ND - mean_D).square().sum(dim=1)) / R
     return Moments(mean_D, variance + float(mean_D.square().sum()))
@@ -154,7 +154,7 @@ def between_prompts(enumerations: Sequence[Enumeration]) -> float:
 
 
 def _multisets(C: int, R: int) -> Iterator[Tensor]:
-    """All multisets of R of C classes as sorted rows, some at a time: (M, R)."""
+    """All multisets of R of the C classes as sorted rows, a batch (M, R) at a time."""
     rows = combinations_with_replacement(range(C), R)
     while part := list(islice(rows, max(1, CHUNK // R))):
         flat = np.fromiter(chain.from_iterable(part), dtype=np.int64, count=len(part) * R)
@@ -162,7 +162,7 @@ def _multisets(C: int, R: int) -> Iterator[Tensor]:
 
 
 def _checked_weights(weights: Weights, classes: Classes, class_MR: Tensor, other_lengths_R: Tensor | None) -> Tensor:
-    """The weights of each multiset, after a look at what they depend on."""
+    """The weights of each multiset; raises ValueError where they depend on what the sum cannot see."""
     rewards_MR = classes.rewards_C[class_MR]
     lengths_MR = classes.lengths_C[class_MR] if other_lengths_R is None else torch.ones_like(rewards_MR)
     weights_MR = weights(rewards_MR, lengths_MR)

@@ -20,8 +20,8 @@ Model = Callable[[Tensor, Tensor], Tensor]
 class SoftmaxPolicy(nn.Module):
     """logits_t = head(tanh(hidden(token[x_{t-1}] + position[t] + prompt[q]))) / temperature, in float64.
 
-    Embeddings are drawn from N(0, 1), linear layers from N(0, 1 / inputs), from a generator of their own. No word of
-    the past before x_{t-1} is seen, but a prefix is still a state: rewards may depend on all of it.
+    Embeddings are drawn from N(0, 1), linear layers from N(0, 1 / inputs), from a generator of their own. The policy
+    sees no token before x_{t-1}, but a prefix is still a state: rewards may depend on all of it.
 
     Args:
         prompts: number P of prompts, with ids 0 .. P - 1.
@@ -30,7 +30,7 @@ class SoftmaxPolicy(nn.Module):
         ends: token 0 ends a sequence. Otherwise every sequence has T tokens and token 0 is one like the others.
         width: hidden width H.
         temperature: the logits are divided by it, > 0; large values make the policy uniform.
-        seed: of the parameters.
+        seed: seed of the parameters.
 
     Raises:
         ValueError: on a size below 1, fewer than 2 tokens or a temperature that is not positive.
@@ -84,6 +84,6 @@ def token_log_probs(policy: Model, prompt_B: Tensor, tokens_BT: Tensor, mask_BT:
 
 
 def row_log_probs(policy: Model, prompt_B: Tensor, tokens_BT: Tensor, mask_BT: Tensor) -> Tensor:
-    """log pi(sequence), the sum over its tokens, each row from its own tokens only: what a block of `GradientGram`
-    wants. Shape (B,)."""
+    """log pi(sequence), the sum over its tokens, each row from its own tokens only, as `GradientGram` requires.
+    Shape (B,)."""
     return token_log_probs(policy, prompt_B, tokens_BT, mask_BT).sum(dim=1)

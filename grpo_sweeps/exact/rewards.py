@@ -1,7 +1,7 @@
-"""Rewards that are functions of the tokens alone: outcomes, paid with the last token, and rewards paid by the token.
+"""Rewards that are functions of the tokens alone: outcomes, paid with the last token, and rewards per token.
 
 A token reward maps tokens_NT (padded with 0) and mask_NT to (N, T) rewards, 0 at padding; the reward of token t may
-depend on the tokens up to t only. The rules go by the code sum_t (t + 1) x_t, so that the order of the tokens counts.
+depend on the tokens up to t only. The rules use the code sum_t (t + 1) x_t, so that the order of the tokens counts.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ def graded(levels: int = 4) -> TokenReward:
 
 
 def by_token(modulus: int = 3, residue: int = 0) -> TokenReward:
-    """1 for every token at which the code so far is `residue` modulo `modulus`: one turn a token.
+    """Reward 1 for every token at which the code so far is `residue` modulo `modulus`: each token is a turn.
 
     Whole numbers, so that sequences of equal reward are equal to the bit and fall into one class.
     """

@@ -1,7 +1,7 @@
 """The architectures of the models that conf/model names, as facts of their published config.json files.
 
-They serve where weights are not wanted: cost measurements with random weights (`model.random=true`) and the tests'
-small twins. Sources: the config.json of HuggingFaceTB/SmolLM2-135M-Instruct, Qwen/Qwen2.5-0.5B-Instruct,
+They serve where no trained weights are needed: cost measurements with random weights (`model.random=true`) and the
+tests' small twins. Sources: the config.json of HuggingFaceTB/SmolLM2-135M-Instruct, Qwen/Qwen2.5-0.5B-Instruct,
 Qwen/Qwen2.5-Coder-0.5B-Instruct, Qwen/Qwen2.5-1.5B-Instruct, nvidia/Nemotron-Mini-4B-Instruct; for
 Llama-3.1-Nemotron-Nano-4B the model card of its base, Llama-3.1-Minitron-4B-Width.
 """
@@ -99,8 +99,8 @@ def shape_config(name: str, **changes: Any) -> Any:
 
 
 def twin_config(name: str, layers: int = 2, vocab_size: int = 97) -> Any:
-    """A small twin for tests: two query heads to a key-value head and the real head size, biases, norm and tying
-    kept."""
+    """A small twin for tests, with the real ratio of query to key-value heads (at most four), head size, biases, norm
+    and tying."""
     shape = SHAPES[name]
     head = shape.get("head_dim") or shape["hidden_size"] // shape["num_attention_heads"]
     ratio = shape["num_attention_heads"] // shape["num_key_value_heads"]

@@ -73,7 +73,9 @@ LOOKALIKES = {
 
 
 def verdict(completion: str, answer: str) -> Verdict:
-    """Is the completion right? `answer` is the reference number as text, "18" or "1,234".
+    """Whether the completion is right by the strict and the flexible answer, and whether it has an answer at all.
+
+    `answer` is the reference number as text, "18" or "1,234".
 
     Never raises for any completion: a completion without a number gives parsed=False. Raises ValueError when the
     reference itself is not a number.
@@ -114,7 +116,7 @@ def _prepare(text: str) -> str:
 
 
 def _said(text: str) -> str:
-    """The text less what is thought."""
+    """The text without what is thought."""
     said: list[str] = []
     start, thinking = 0, False
     for tag in THINKING.finditer(text):
@@ -217,7 +219,7 @@ def _runs(text: str) -> Iterator[re.Match[str]]:
 
 
 def _stop(run: re.Match[str]) -> int:
-    """Where the number ends: trailing commas and stops belong to the sentence."""
+    """Where the number ends; trailing commas and stops belong to the sentence."""
     return run.end() if run["digits"][-1] not in ".," else run.start() + len(run["digits"].rstrip(".,"))
 
 

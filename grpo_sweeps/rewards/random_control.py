@@ -1,4 +1,4 @@
-"""A reward that says nothing about the completion: what remains of a spectrum under it is not learning."""
+"""A reward that does not depend on the completion: what a spectrum still shows under it is not learning."""
 
 from __future__ import annotations
 

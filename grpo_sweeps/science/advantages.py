@@ -20,7 +20,7 @@ ZERO_SUM = {"group mean": grpo, "leave-one-out": rloo, "std": grpo_std}
 
 
 def reward_tuples(o: Prompt, R: int) -> tuple[np.ndarray, np.ndarray]:
-    """(M, R) all tuples of R rewards, and their probabilities (M,)."""
+    """All tuples of R rewards, (M, R), and their probabilities, (M,)."""
     values, where = np.unique(o.r_N, return_inverse=True)
     shares = np.bincount(where, weights=o.p_N)
     index = np.array(list(itertools.product(range(len(values)), repeat=R)))
@@ -28,7 +28,7 @@ def reward_tuples(o: Prompt, R: int) -> tuple[np.ndarray, np.ndarray]:
 
 
 def zero_sum(prompts: Sequence[Prompt], Rs: Sequence[int]) -> ExactClaim:
-    """C2: sums of advantages over every possible group, and of the row weights under 1/length."""
+    """C2: the largest sum of advantages over every possible group, and of the row weights under 1/length."""
     sums, weights = [], 0.0
     for o, R in itertools.product(prompts, Rs):
         rewards = torch.from_numpy(reward_tuples(o, R)[0])
@@ -57,7 +57,7 @@ Advantages = Callable[[torch.Tensor], torch.Tensor]
 
 
 def moments(o: Prompt, R: int, estimator: Advantages) -> tuple[float, float]:
-    """Exact Var A_1 and Cov(A_1, A_2), over every tuple of rewards."""
+    """Exact Var A_1 and Cov(A_1, A_2), summed over every tuple of rewards."""
     rewards, chances = reward_tuples(o, R)
     A = estimator(torch.from_numpy(rewards)).numpy()
     mean = chances @ A[:, 0]
@@ -65,7 +65,7 @@ def moments(o: Prompt, R: int, estimator: Advantages) -> tuple[float, float]:
 
 
 def variances(prompts: Sequence[Prompt], Rs: Sequence[int], rng: np.random.Generator, draws: int) -> ExactClaim:
-    """C3: per prompt, pooled over prompts, and for leave-one-out."""
+    """C3: variance and covariance per prompt, pooled over prompts, and for leave-one-out."""
     errors, checks = [], []
     for o, R in itertools.product(prompts, Rs):
         s = o.e.sigma2
@@ -97,12 +97,12 @@ HOEFFDING_EPS = (0.3, 0.2, 0.1)
 
 
 def binomial(R: int, p: float) -> np.ndarray:
-    """(R + 1,) P(k of R), by exact integers and one product each."""
+    """P(k of R) for k = 0 .. R, (R + 1,), each from an exact binomial coefficient."""
     return np.array([math.comb(R, k) * p**k * (1 - p) ** (R - k) for k in range(R + 1)])
 
 
 def chance_of_advantage_above(R: int, p: float, eps: float) -> float:
-    """P(|r_1 - mean| > eps) for binary rewards: of k right rollouts the right ones have |A| = 1 - k/R, the others
+    """P(|r_1 - mean| > eps) for binary rewards: in a group with k right rollouts these have |A| = 1 - k/R, the others
     k/R."""
     k = np.arange(R + 1)
     share = np.where(1 - k / R > eps, k / R, 0.0) + np.where(k / R > eps, 1 - k / R, 0.0)
@@ -110,12 +110,12 @@ def chance_of_advantage_above(R: int, p: float, eps: float) -> float:
 
 
 def tail_bound(R: int, p: float, eps: float) -> float:
-    """Chebyshev's bound of 4.1(iv)."""
+    """Chebyshev's bound, as 4.1(iv) states it."""
     return (R - 1) * p * (1 - p) / (R * eps**2)
 
 
 def concentration(ps: Sequence[float], Rs: Sequence[int], epsilons: Sequence[float]) -> ExactClaim:
-    """C4: the tail of an advantage against the bound."""
+    """C4: the exact tail of an advantage against the bound."""
     cases = [(R, p, eps) for R in Rs for p in ps for eps in epsilons]
     exact = np.array([chance_of_advantage_above(*case) for case in cases])
     bounds = np.array([tail_bound(*case) for case in cases])
@@ -140,7 +140,7 @@ def concentration(ps: Sequence[float], Rs: Sequence[int], epsilons: Sequence[flo
 
 
 def hoeffding(R: int, eps: float) -> float:
-    """2 exp(-2 R eps^2): bound on P(|mean of R rewards in [0, 1] - p| > eps)."""
+    """2 exp(-2 R eps^2), the bound on P(|mean of R rewards in [0, 1] - p| > eps)."""
     return 2 * math.exp(-2 * R * eps**2)
 
 
@@ -151,7 +151,7 @@ def chance_of_mean_off(R: int, p: float, eps: float) -> float:
 
 
 def hoeffding_rows(ps: Sequence[float] = (0.5, 0.25)) -> list[dict[str, float]]:
-    """For each R and eps: the bound, and the exact chance at each p."""
+    """One row per R and eps: the bound, and the exact chance at each p."""
     return [
         {"R": R, "eps": eps, "bound": hoeffding(R, eps)}
         | {f"exact at p={p:g}": chance_of_mean_off(R, p, eps) for p in ps}

@@ -34,26 +34,29 @@ Estimator = Callable[[torch.Tensor], torch.Tensor]
 
 
 def rescaled(rewards_GR: torch.Tensor) -> torch.Tensor:
-    """Group mean times R/(R - 1): leave-one-out by another way."""
+    """Advantages of the group mean times R/(R - 1): leave-one-out in another way."""
     return grpo(rewards_GR) * rewards_GR.shape[1] / (rewards_GR.shape[1] - 1)
 
 
 @functools.cache
 def moments_of(o: Prompt, R: int, estimator: Estimator) -> Moments:
-    """Of one group's gradient g = sum_i A_i psi_i / R."""
+    """Moments of one group's gradient g = sum_i A_i psi_i / R."""
     return group_moments(o.e, one_group_weights(estimator, "sum", o.e.tokens_NT.shape[1]), R, by_length=False)
 
 
 def oracle_moments(o: Prompt, R: int) -> Moments:
-    """The same for A_i = r_i - v, which knows the value."""
+    """Moments of one group's gradient with A_i = r_i - v, which knows the value v."""
     return Moments(o.e.grad_J_D, o.e.V1 / R + o.signal)
 
 
 @dataclass(frozen=True)
 class Quality:
-    """Of one step at a fixed budget: mean squared error, cosine of the mean step with the target over the root mean
-    square norm (the square of which is the improvement per step, as a share of that along the exact gradient, for a
-    step length chosen well and isotropic curvature)."""
+    """How good one step at a fixed budget is.
+
+    mse: mean squared error. cosine: inner product of the mean step with the target, over the target's norm and the
+    step's root mean square norm; its square is the improvement per step as a share of that along the exact gradient,
+    for the best step length and isotropic curvature.
+    """
 
     mse: float
     cosine: float
@@ -66,7 +69,7 @@ def quality(step: Moments, target_D: np.ndarray) -> Quality:
 
 @dataclass(frozen=True)
 class Budget:
-    """The constants of a set of prompts: averages of V1 and V2, V_between, and the target."""
+    """A set of prompts and its constants: the averages of V1 and V2, V_between, and the target."""
 
     prompts: tuple[Prompt, ...]
 
@@ -88,30 +91,33 @@ class Budget:
 
     @property
     def best_R(self) -> float:
-        """1 + sqrt(E V2 / V_between); infinite where all prompts have the same gradient."""
+        """R* = 1 + sqrt(E V2 / V_between); infinite where all prompts have the same gradient."""
         return best_group_size(self.V2, self.between)
 
     def leave_one_out(self, R: float, N: int) -> float:
-        """The closed form of its MSE."""
+        """MSE of leave-one-out, in closed form."""
         return float(error_by_rollouts(R, self.V1, self.V2, self.between)) / N
 
     def group_mean(self, R: float, N: int) -> float:
+        """MSE of the group mean, in closed form."""
         return ((R - 1) / R) ** 2 * self.leave_one_out(R, N) + float(self.target_D @ self.target_D) / R**2
 
     def of(self, estimator: Estimator, R: int, N: int) -> Quality:
-        """By class moments, without the closed forms."""
+        """Quality of an estimator, from class moments, without the closed forms."""
         return self._step([moments_of(o, R, estimator) for o in self.prompts], N / R)
 
     def oracle(self, R: int, N: int) -> Quality:
+        """Quality of the estimator that knows the value."""
         return self._step([oracle_moments(o, R) for o in self.prompts], N / R)
 
     def _step(self, groups: list[Moments], B: float) -> Quality:
         return quality(step_moments(groups, B), self.target_D)
 
     def found_R(self, N: int, within: float = 1.05) -> tuple[int, tuple[int, int]]:
-        """Whole R of least MSE of leave-one-out, by moments alone, and the range of R within a factor of it.
+        """The whole R at which leave-one-out has the least MSE, from moments alone, and the range of R within a factor
+        of it.
 
-        The MSE has one minimum in R, so the search goes up from 2 until it has left that range.
+        The MSE has one minimum in R, so that the search goes up from 2 until it leaves that range.
         """
         errors: list[float] = []
         while not errors or errors[-1] <= within * min(errors) or len(errors) < 3:
@@ -123,7 +129,7 @@ class Budget:
 
 
 def identities(budgets: Sequence[Budget], Rs: Sequence[int], N: int) -> float:
-    """Largest relative error of both closed forms against the class moments, and of one prompt's own."""
+    """Largest relative error of the closed forms (both estimators, and one prompt alone) against the class moments."""
     errors = []
     for budget in budgets:
         for R in Rs:
@@ -136,7 +142,7 @@ def identities(budgets: Sequence[Budget], Rs: Sequence[int], N: int) -> float:
 
 
 def best_R(budgets: dict[str, Budget], Rs: Sequence[int], N: int) -> ExactClaim:
-    """U1, of arXiv 2603.01162: the MSE of the U-statistic and the group size of least error."""
+    """U1 (arXiv 2603.01162): the MSE of the U-statistic, and the group size with the least error."""
     error = identities(list(budgets.values()), Rs, N)
     words, near = [], []
     for name, budget in budgets.items():
@@ -160,7 +166,7 @@ def best_R(budgets: dict[str, Budget], Rs: Sequence[int], N: int) -> ExactClaim:
 
 
 def two_budgets(budget: Budget, Rs: Sequence[int], prompts: int, rollouts: int) -> ExactClaim:
-    """C11: the same comparison at equal prompts and at equal rollouts a step, with and without R/(R - 1)."""
+    """C11: the same comparison at equal prompts and at equal rollouts per step, with and without R/(R - 1)."""
     equal_prompts = [budget.of(grpo, R, prompts * R) for R in Rs]
     equal_rollouts = [budget.of(grpo, R, rollouts) for R in Rs]
     corrected = [budget.of(rescaled, R, rollouts) for R in Rs]
@@ -192,7 +198,7 @@ Rows = Callable[[Budget, int, int, np.random.Generator], np.ndarray]  # (budget,
 
 
 def gradient_of(declaration: Declaration) -> Rows:
-    """A drawn step of an estimator: B prompts with replacement, R rollouts each."""
+    """A function that draws a step of an estimator: B prompts with replacement, R rollouts each."""
     call: Callable[..., torch.Tensor] = declaration.function
 
     def step(budget: Budget, R: int, B: int, rng: np.random.Generator) -> np.ndarray:
@@ -207,14 +213,14 @@ def gradient_of(declaration: Declaration) -> Rows:
 
 
 def oracle_step(budget: Budget, R: int, B: int, rng: np.random.Generator) -> np.ndarray:
-    """The same of A = r - v."""
+    """One drawn step with A = r - v, which knows the value."""
     prompts = [budget.prompts[i] for i in rng.integers(len(budget.prompts), size=B)]
     rows = [(o, o.draw(1, R, rng)[0]) for o in prompts]
     return np.mean([(o.r_N[index] - o.e.J) @ o.psi_ND[index] / R for o, index in rows], axis=0)
 
 
 def drawn(budget: Budget, step: Rows, R: int, N: int, steps: int, rng: np.random.Generator) -> Quality:
-    """Quality of a step of N rollouts from `steps` drawn ones."""
+    """Quality of a step of N rollouts, estimated from `steps` drawn ones."""
     target_D = budget.target_D
     found = np.stack([step(budget, R, N // R, rng) for _ in range(steps)])
     mean_D, second = found.mean(axis=0), float((found**2).sum(axis=1).mean())
@@ -223,7 +229,7 @@ def drawn(budget: Budget, step: Rows, R: int, N: int, steps: int, rng: np.random
 
 
 class Ascent:
-    """How much the mean reward gains by a step of length `length` in parameter space, every sequence listed again."""
+    """The gain in mean reward from a step of length `length` in parameter space; every sequence is listed again."""
 
     def __init__(self, policy: SoftmaxPolicy, budget: Budget, length: float) -> None:
         self.policy, self.budget, self.length = copy.deepcopy(policy), budget, length
@@ -242,11 +248,13 @@ class Ascent:
         return float(np.mean(found))
 
     def gain(self, direction_D: np.ndarray) -> float:
+        """Gain of a step of fixed length along a direction; 0 for a direction of length 0."""
         norm = np.linalg.norm(direction_D)
         return self._reward(direction_D * (self.length / norm)) - self.before if norm > 0 else 0.0
 
     def share(self, step: Rows, R: int, N: int, steps: int, rng: np.random.Generator) -> float:
-        """Mean gain of drawn steps over that of the exact gradient; a step without gradient gains nothing."""
+        """Mean gain of drawn steps, over that of a step along the exact gradient; a step without gradient gains
+        nothing."""
         return (
             float(np.mean([self.gain(step(self.budget, R, N // R, rng)) for _ in range(steps)])) / self.along_gradient
         )

@@ -24,7 +24,7 @@ from grpo_sweeps.science.figures import Curves
 
 RS = (2, 4, 8)
 BUDGET_RS = (2, 4, 8, 16, 32)
-ROLLOUTS = 64  # of a step, where the budget is fixed
+ROLLOUTS = 64  # per step, where the budget is fixed
 BY_GROUP = ("grpo", "rloo", "grpo_std", "reinforce")  # a group's rewards decide: exact
 BY_STEP = ("batch_mean", "reinforce_plus_plus", "reinforce_plus_plus_baseline", "opo")  # drawn
 STEP_LENGTH = 0.3  # of the steps whose gain is shown, in parameter space
@@ -47,8 +47,8 @@ RULES = (
 
 @dataclass(frozen=True)
 class TheoryOptions:
-    """policies: how many, seeds from `seed`; prompts: of each; draws: of every Monte Carlo check; steps: drawn ones a
-    point of the figures."""
+    """policies: how many, with seeds from `seed` on; prompts: of each policy; draws: of every Monte Carlo check; steps:
+    drawn per point of the figures."""
 
     policies: int = 2
     prompts: int = 4
@@ -67,14 +67,14 @@ def policy_of(options: TheoryOptions, seed: int) -> SoftmaxPolicy:
 
 
 def enumerate_all(options: TheoryOptions) -> dict[str, Budget]:
-    """The prompts of each policy, every sequence listed."""
+    """The prompts of each policy, with every sequence listed."""
     seeds = range(options.seed, options.seed + options.policies)
     found = {s: several_prompts(policy_of(options, s), rewards_of(options.prompts)) for s in seeds}
     return {f"policy {s}": Budget(tuple(map(Prompt, enumerations))) for s, enumerations in found.items()}
 
 
 def judge(options: TheoryOptions, budgets: dict[str, Budget], turns: Sequence[Enumeration]) -> list[ExactClaim]:
-    """Every claim, C1 to C15 and U1, on the first policy and, where one is not enough, on all."""
+    """Every claim, C1 to C15 and U1, judged on the first policy and, where one is not enough, on all of them."""
     rng = np.random.default_rng(options.seed)
     first = next(iter(budgets.values()))
     prompts = [o for one in budgets.values() for o in one.prompts]
@@ -100,7 +100,7 @@ def judge(options: TheoryOptions, budgets: dict[str, Budget], turns: Sequence[En
 
 
 def budget_plot(options: TheoryOptions, one: Budget) -> Plot:
-    """Exact and drawn curves by estimator and R, and what a step of each gains."""
+    """The figure of exact and drawn curves by estimator and R, and of what a step of each gains."""
     rng = np.random.default_rng(options.seed + 1)
     exact: Curves = {
         name: {R: one.of(DECLARATIONS[name].function, R, ROLLOUTS) for R in BUDGET_RS} for name in BY_GROUP
@@ -129,7 +129,7 @@ def plots_of(options: TheoryOptions, one: Budget, turns: Sequence[Enumeration]) 
 
 
 def build(options: TheoryOptions, command: str) -> list[ExactClaim]:
-    """Write reports/theory; returns the claims."""
+    """Write the report to `options.out` and return the claims."""
     start, out = time.perf_counter(), Path(options.out)
     out.mkdir(parents=True, exist_ok=True)
     budgets, turns = enumerate_all(options), credit.multi_turn(range(60))

@@ -25,9 +25,11 @@ Judgement = Literal["holds", "holds, corrected", "does not hold", "undefined", "
 
 @dataclass(frozen=True)
 class ExactClaim:
-    """`where`: the place in the paper, or a few words. `says`: what the paper says, in our words. `holds`: what is
-    true. `exact` and `measured`: figures in words. `error`: largest relative error of the exact identities behind it,
-    NaN where there is none."""
+    """One claim of the paper as judged on exact policies: a row of the theory report.
+
+    where: the place in the paper, or a few words. says: what the paper says, in our words. holds: what is true. exact,
+    measured: figures in words. error: the largest relative error of the exact identities behind it, NaN without any.
+    """
 
     id: str
     where: str
@@ -55,6 +57,7 @@ class Estimate:
         return self.mean + Z * self.error
 
     def agrees(self, exact: float) -> bool:
+        """Does the interval hold the exact value?"""
         return self.low - 1e-12 <= exact <= self.high + 1e-12
 
     def __str__(self) -> str:
@@ -62,7 +65,7 @@ class Estimate:
 
     @staticmethod
     def of(values: np.ndarray) -> Estimate:
-        """Of independent draws, (M,)."""
+        """The mean of independent draws (M,), with its standard error."""
         return Estimate(float(values.mean()), float(values.std(ddof=1) / np.sqrt(len(values))))
 
 
@@ -74,18 +77,19 @@ def relative(found: float | np.ndarray, expected: float | np.ndarray, scale: flo
 
 
 def worst(errors: Iterable[float]) -> float:
+    """The largest error, NaN where there is none."""
     return max(errors, default=float("nan"))
 
 
 def agreement(checks: Iterable[tuple[Estimate, float]]) -> str:
-    """How many Monte Carlo intervals hold the exact value, in words."""
+    """In words, how many Monte Carlo intervals hold the exact value."""
     found = [estimate.agrees(exact) for estimate, exact in checks]
     return f"{sum(found)} of {len(found)} intervals hold the exact value"
 
 
 @dataclass(frozen=True, eq=False)
 class Prompt:
-    """`e`: every sequence. N sequences, D parameters."""
+    """One prompt of an exact policy as NumPy arrays; `e` lists its N sequences, with scores over D parameters."""
 
     e: Enumeration
 
@@ -107,7 +111,7 @@ class Prompt:
 
     @cached_property
     def norms_N(self) -> np.ndarray:
-        """Squared norms of the scores."""
+        """Squared norms of the scores, (N,)."""
         return self.gram_NN.diagonal()
 
     @cached_property
@@ -120,8 +124,7 @@ class Prompt:
         return float(self.grad_J_D @ self.grad_J_D)
 
     def group(self, right: bool) -> tuple[float, np.ndarray, float]:
-        """Of the right or the wrong sequences (binary rewards): their probability, mean score (D,) and variance
-        (trace)."""
+        """Probability, mean score (D,) and variance (trace) of the right or the wrong sequences; rewards are binary."""
         c = self.e.reward_classes
         one = int(right)
         if c.rewards_C.tolist() != [0.0, 1.0]:
@@ -129,5 +132,5 @@ class Prompt:
         return float(c.p_C[one]), c.mean_CD[one].numpy(), float(c.variance_C[one])
 
     def draw(self, groups: int, R: int, rng: np.random.Generator) -> np.ndarray:
-        """(groups, R) indices of independent rollouts."""
+        """Indices of independent rollouts, (groups, R)."""
         return rng.choice(len(self.p_N), size=(groups, R), p=self.p_N / self.p_N.sum())

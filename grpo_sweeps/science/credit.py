@@ -13,7 +13,7 @@ from grpo_sweeps.science.claim import EXACT, ExactClaim, Judgement, relative, wo
 
 @dataclass(frozen=True)
 class Credit:
-    """True credit of the tokens, A_t = q(s_t, x_t) - v(s_t), beside the same r - v(s_0) for each.
+    """The true credit of the tokens, A_t = q(s_t, x_t) - v(s_t), beside uniform credit, the same r - v(s_0) for each.
 
     share: how much of E sum_t A_t^2 uniform credit (r - v(s_0)) / length carries. within: mean standard deviation of
     A_t within a sequence over that of all tokens. by_position_T: Var A_t / Var r, tokens at position t, absent ones 0.
@@ -26,7 +26,7 @@ class Credit:
 
 
 def credit(e: Enumeration) -> Credit:
-    """Exact; `error` is that of sum_t A_t = r - v(s_0) and of Var r = sum_t E A_t^2."""
+    """The exact credit of a prompt; `error` is that of sum_t A_t = r - v(s_0) and of Var r = sum_t E A_t^2."""
     A, mask, p, lengths = e.advantages_NT, e.mask_NT, e.p_N, e.lengths_N
     total = e.rewards_N - e.J
     true = p @ A.square().sum(dim=1)
@@ -40,7 +40,7 @@ def credit(e: Enumeration) -> Credit:
 
 
 def one_advantage(enumerations: Sequence[Enumeration]) -> ExactClaim:
-    """C1."""
+    """C1: all tokens of a rollout share one advantage."""
     found = [credit(e) for e in enumerations]
     error = worst(c.error for c in found)
     positions = np.mean([c.by_position_T for c in found], axis=0)
@@ -69,12 +69,12 @@ def stage_bias(e: Enumeration) -> tuple[np.ndarray, np.ndarray]:
     return mean_T.numpy(), (e.p_N @ (bias_NT - mean_T).square()).sqrt().numpy()
 
 
-STRAIGHT = 0.05  # how far a linear growth may be off its line, of the last stage's spread
+STRAIGHT = 0.05  # how far linear growth may be off its line, as a share of the last stage's spread
 CREDITS = ("whole return", "reward to go", "less v(s_h)")
 
 
 def stage_errors(e: Enumeration) -> dict[str, float]:
-    """tr Var of one rollout's gradient with each credit of a stage; under "error" how far a mean is off grad J."""
+    """tr Var of one rollout's gradient with each credit of a stage; under "error", how far a mean is off grad J."""
     ones_NT = e.mask_NT.double()
     given = {
         "whole return": (e.rewards_N - e.J)[:, None] * ones_NT,
@@ -87,8 +87,8 @@ def stage_errors(e: Enumeration) -> dict[str, float]:
 
 
 def multi_turn(seeds: Sequence[int]) -> list[Enumeration]:
-    """One problem a seed, alternately: four turns of three actions with a reward of 0 or 1 at each, and three turns of
-    two actions with rewards drawn at random. No early end."""
+    """One problem per seed, in turn: four turns of three actions with a reward of 0 or 1 at each, and three turns of
+    two actions with rewards drawn at random. Episodes never end early."""
     found = []
     for seed in seeds:
         drawn = bool(seed % 2)
@@ -98,7 +98,7 @@ def multi_turn(seeds: Sequence[int]) -> list[Enumeration]:
 
 
 def growing_bias(enumerations: Sequence[Enumeration]) -> ExactClaim:
-    """C13."""
+    """C13: the bias of later stages grows linearly."""
     means, spreads = zip(*(stage_bias(e) for e in enumerations), strict=True)
     errors = [stage_errors(e) for e in enumerations]
     largest = max(float(np.abs(mean).max()) for mean in means)

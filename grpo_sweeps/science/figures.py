@@ -1,4 +1,4 @@
-"""The figures of the theory report: every curve is exact but the whole-step estimators, which are drawn."""
+"""The figures of the theory report: every curve is exact, except those of whole-step estimators, which are drawn."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ Curves = dict[str, dict[int, Quality]]  # by estimator and R
 
 
 def look(index: int) -> dict[str, Any]:
-    """A curve is told by colour, line and marker at once."""
+    """Colour, line and marker of a curve: any one of them tells it from the others."""
     return {"color": COLOURS[index % 10], "linestyle": LINES[index % 6], "marker": MARKERS[index % 6]}
 
 
@@ -48,7 +48,7 @@ def logarithmic_R(ax: Axes, Rs: Sequence[int]) -> None:
 
 
 def by_group_size(exact: Curves, drawn: Curves, gains: dict[str, dict[int, float]], budget: Budget, N: int) -> Plot:
-    """MSE, cosine and gain against R at N rollouts a step."""
+    """The figure of MSE, cosine and gain against R at N rollouts per step."""
     signal = float(budget.target_D @ budget.target_D)
 
     def draw(curves: Mapping[str, Mapping[int, Any]], value: Callable[[Any], float], label: str, log: bool) -> Any:
@@ -86,7 +86,7 @@ def by_group_size(exact: Curves, drawn: Curves, gains: dict[str, dict[int, float
 
 
 def to_oracle(budget: Budget, Rs: Sequence[int], estimators: dict[str, Any]) -> Plot:
-    """One prompt after the other: MSE over V1 / R, which is that of the estimator that knows the value."""
+    """The figure of each prompt's MSE over V1 / R, the MSE of the estimator that knows the value."""
 
     def panel(ax: Axes) -> None:
         for index, (name, estimator) in enumerate(estimators.items()):

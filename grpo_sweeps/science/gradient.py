@@ -1,5 +1,4 @@
-"""Claims about the group's gradient: C5 (its norm), C6 (its sparsity), C14 (the factor (R-1)/R), C15 (the best
-baseline)."""
+"""Claims about the gradient: C5 (its norm), C6 (its sparsity), C14 (the factor (R-1)/R), C15 (the best baseline)."""
 
 from __future__ import annotations
 
@@ -21,9 +20,11 @@ def spread(k: np.ndarray | int, R: int) -> np.ndarray:
 
 
 def norm_by_k(o: Prompt, R: int, scaled: bool = False) -> np.ndarray:
-    """(R - 1,) E[||g||^2 | k] for k = 1 .. R - 1, g = sum_i A_i psi_i / R; `scaled`: A over the standard deviation.
+    """E[||g||^2 | k] for k = 1 .. R - 1, (R - 1,), with g = sum_i A_i psi_i / R; `scaled`: A over the standard
+    deviation.
 
-    Direct: second moments of the two classes, rollouts independent given k. `identity` has it in closed form.
+    Computed from the second moments of the two classes, rollouts being independent given k; `identity` is the closed
+    form.
     """
     (_, right_D, V_right), (_, wrong_D, V_wrong) = o.group(True), o.group(False)
     found = []
@@ -37,7 +38,7 @@ def norm_by_k(o: Prompt, R: int, scaled: bool = False) -> np.ndarray:
 
 
 def identity(o: Prompt, R: int) -> np.ndarray:
-    """(R - 1,) s2^2 (D^2 + V+/k + V-/(R - k)), D = ||grad J|| / (p q)."""
+    """s2^2 (D^2 + V+/k + V-/(R - k)) for k = 1 .. R - 1, (R - 1,), with D = ||grad J|| / (p q)."""
     k = np.arange(1, R)
     p = o.e.J
     D2 = o.signal / (p * (1 - p)) ** 2
@@ -51,7 +52,7 @@ def slope(norms: np.ndarray, R: int) -> float:
 
 
 def norms(prompts: Sequence[Prompt], Rs: Sequence[int], rng: np.random.Generator, draws: int) -> ExactClaim:
-    """C5, on prompts with binary rewards."""
+    """C5: the norm by the number of right rollouts, on prompts with binary rewards."""
     errors = [relative(norm_by_k(o, R), identity(o, R)) for o in prompts for R in Rs]
     bounds = [np.sqrt(o.signal) / np.sqrt(o.e.sigma2 * o.e.largest_eigenvalue_F) for o in prompts]
     R = max(Rs)
@@ -81,7 +82,7 @@ def _listed(values: Sequence[float]) -> str:
 
 
 def _drawn_norms(o: Prompt, R: int, rng: np.random.Generator, draws: int) -> list[tuple[Estimate, float]]:
-    """||g||^2 of drawn groups, by k, beside the exact mean."""
+    """||g||^2 of drawn groups by k, each beside its exact mean."""
     index = o.draw(draws, R, rng)
     A = o.r_N[index] - o.r_N[index].mean(axis=1, keepdims=True)
     grams = o.gram_NN[index[:, :, None], index[:, None, :]]
@@ -99,7 +100,7 @@ def factor_error(o: Prompt, R: int) -> float:
 
 
 def own_reward(prompts: Sequence[Prompt], Rs: Sequence[int], rng: np.random.Generator, draws: int) -> ExactClaim:
-    """C14."""
+    """C14: the group mean holds the rollout's own reward."""
     errors = [factor_error(o, R) for o in prompts for R in Rs]
     checks = []
     for o in prompts:
@@ -130,7 +131,8 @@ def baseline_variance(o: Prompt, b: float) -> float:
 
 
 def baselines(prompts: Sequence[Prompt]) -> ExactClaim:
-    """C15: the variance is a parabola in b, whose lowest point three of its values give."""
+    """C15: the best constant baseline; the variance is a parabola in b, and three of its values give the lowest
+    point."""
     errors, excess = [], []
     for o in prompts:
         b = np.array([0.0, 0.5, 1.0])
@@ -157,8 +159,8 @@ DTYPES = {"bfloat16": torch.bfloat16, "float32": torch.float32}
 
 @dataclass(frozen=True)
 class Step:
-    """One step of ascent. all_equal: chance of a group of R with equal rewards; hoyer: of grad J; unchanged: share of
-    weights that the step does not change in a dtype."""
+    """One step of ascent. all_equal: chance that a group of R has equal rewards; hoyer: sparsity of grad J; unchanged:
+    share of weights that the step does not change, by dtype."""
 
     J: float
     sigma: float
@@ -168,13 +170,13 @@ class Step:
 
 
 def hoyer(values: np.ndarray) -> float:
-    """(sqrt D - |x|_1 / |x|_2) / (sqrt D - 1): 0 where all are alike, 1 where one alone is not zero (Hoyer 2004)."""
+    """(sqrt D - |x|_1 / |x|_2) / (sqrt D - 1): 0 where all are alike, 1 where a single one is not zero (Hoyer 2004)."""
     root = np.sqrt(values.size)
     return float((root - np.abs(values).sum() / np.linalg.norm(values)) / (root - 1))
 
 
 def ascend(policy: SoftmaxPolicy, rewards: Sequence[TokenReward], steps: int, rate: float, R: int) -> list[Step]:
-    """The policy's own weights follow grad J in float64; `policy` is changed."""
+    """Steps of exact gradient ascent in float64; the weights of `policy` change."""
     found = []
     for _ in range(steps):
         enumerations = several_prompts(policy, rewards)
@@ -194,7 +196,7 @@ def ascend(policy: SoftmaxPolicy, rewards: Sequence[TokenReward], steps: int, ra
 
 
 def sparsity(path: Sequence[Step], R: int) -> ExactClaim:
-    """C6, from a path of `ascend`."""
+    """C6: three things that "sparsity of the gradient" could mean, along a path of `ascend`."""
     first, last = path[0], path[-1]
 
     def change(name: str, a: float, b: float) -> str:

@@ -17,7 +17,7 @@ from grpo_sweeps.spectra_equal import distinct_rows, first_equal
 
 
 def mixed_groups(o: Prompt, R: int, groups: int, rng: np.random.Generator) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Drawn groups whose rewards differ: their rewards (M, R), scores (M, R, D), and for each rollout the first of its
+    """Rewards (M, R) and scores (M, R, D) of drawn groups whose rewards differ, and for each rollout the first of its
     group with the same text (M, R)."""
     index = o.draw(groups, R, rng)
     index = index[np.ptp(o.r_N[index], axis=1) > 0]
@@ -25,7 +25,7 @@ def mixed_groups(o: Prompt, R: int, groups: int, rng: np.random.Generator) -> tu
 
 
 def ranks(prompts: Sequence[Prompt], Rs: Sequence[int], rng: np.random.Generator, groups: int) -> ExactClaim:
-    """C7: numerical rank of drawn groups in which no text came twice, raw and after centring the rows."""
+    """C7: the numerical rank of drawn groups without repeated texts, raw and after centring the rows."""
     words, above, centred_above = [], 0, 0
     for R in Rs:
         raw, centred = [], []
@@ -53,7 +53,7 @@ def ranks(prompts: Sequence[Prompt], Rs: Sequence[int], rng: np.random.Generator
 
 
 def about_two(prompts: Sequence[Prompt], Rs: Sequence[int], rng: np.random.Generator, groups: int) -> ExactClaim:
-    """C8: the mean by R, the exact negative controls, and the closed form for orthogonal scores."""
+    """C8: the mean effective rank by R, the exact negative controls, and the closed form for orthogonal scores."""
     errors, words = [], []
     outside, inside = [], []
     for R in Rs:
@@ -91,12 +91,13 @@ def about_two(prompts: Sequence[Prompt], Rs: Sequence[int], rng: np.random.Gener
 
 
 def _effective(psi: np.ndarray, weights: torch.Tensor) -> np.ndarray:
-    """Effective rank of each group's rows w_i psi_i, from the rows themselves: no Gram squares what is near zero."""
+    """Effective rank of each group's rows w_i psi_i, from the rows themselves: a Gram would square what is near
+    zero."""
     return np.asarray(spectra.effective_rank(np.linalg.svd(weights.numpy()[:, :, None] * psi, compute_uv=False)))
 
 
 def clusters(prompts: Sequence[Prompt], rng: np.random.Generator, draws: int) -> ExactClaim:
-    """C9: inner products of two rollouts, over all, within and between the classes."""
+    """C9: inner products of the scores of two rollouts: over all, within and between the classes."""
     errors, checks, directions = [], [], []
     for o in prompts:
         (p, right_D, _), (q, wrong_D, _) = o.group(True), o.group(False)
@@ -128,7 +129,7 @@ def clusters(prompts: Sequence[Prompt], rng: np.random.Generator, draws: int) ->
 
 
 def feasible() -> ExactClaim:
-    """C10: which effective ranks the printed top-1 fractions allow."""
+    """C10: the effective ranks that the printed top-1 fractions allow."""
     cells = {
         R: tuple(cell_range(row.top1_low, row.top1_high, R, averages) for averages in (False, True))
         for R, row in PAPER_TABLE1.items()

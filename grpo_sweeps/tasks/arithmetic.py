@@ -69,9 +69,14 @@ def arithmetic(
 ) -> TaskData:
     """Problems of `steps` calculations each with + - *, results positive. The same arguments give the same problems.
 
-    seed: of the two streams of problems; max_number: the largest number added or taken away; max_factor: the largest
-    factor of a product; steps: which lengths of solution occur (1 and 2 exist). Raises ConfigError when an argument is
-    out of range or when the numbers allow fewer distinct problems than asked for.
+    Args:
+        seed: seed of the two streams of problems.
+        max_number: the largest number that is added or taken away.
+        max_factor: the largest factor of a product.
+        steps: which lengths of solution occur; 1 and 2 exist.
+
+    Raises:
+        ConfigError: when an argument is out of range, or when the numbers allow fewer distinct problems than asked for.
     """
     _check(seed, n_train, n_held_out, max_number, max_factor, steps)
     templates = [template for template in TEMPLATES if len(template.lines) in steps]
@@ -136,7 +141,7 @@ def _solve(template: Template, numbers: dict[str, int]) -> tuple[str, str]:
 
 
 def _distinct(stream: Iterator[Problem], held_out: int) -> Iterator[Problem]:
-    """The stream's problems of one half, each once, with ids from their text; ends when nothing new comes."""
+    """The stream's problems of one half, each once, with ids from their text; ends when no new ones come."""
     seen: set[str] = set()
     repeats = 0
     for problem in stream:

@@ -18,11 +18,17 @@ ALLOWED = 'a folder with train.jsonl and test.jsonl, lines {"question": ..., "an
 
 
 def gsm8k(path: str | None = None, n_train: int | None = None, n_held_out: int | None = None) -> TaskData:
-    """Problems in the data's own order; n_train and n_held_out keep the first so many of each, None all.
+    """Problems in the data's own order, without the calculator notes in their solutions.
 
-    path: a folder with train.jsonl and test.jsonl; None loads `openai/gsm8k` with the `datasets` library, from its
-    cache or the network. Calculator notes are taken out of the solutions. Raises ConfigError, naming file and line,
-    for data that cannot be read, for a problem in both splits, and for an n that is larger than the data.
+    Args:
+        path: a folder with train.jsonl and test.jsonl; None loads `openai/gsm8k` with the `datasets` library, from its
+            cache or the network.
+        n_train: how many of the first training problems to keep; None = all.
+        n_held_out: the same for held-out problems.
+
+    Raises:
+        ConfigError: for data that cannot be read (it names file and line), for a problem in both splits, and for an n
+            that is larger than the data.
     """
     if path is None:
         train, held_out = (_from_hub(split) for split in SPLITS)
