@@ -67,7 +67,7 @@ def _run(argv: Sequence[str], carry_out: Any) -> int:
     from hydra import version
     from hydra._internal.utils import _run_hydra
 
-    from grpo_sweeps.config_schema import register
+    from grpo_sweeps.config.registration import register
     from grpo_sweeps.sweep.command import parse
     from grpo_sweeps.sweep.launch import exit_code, launch, single
     from grpo_sweeps.sweep.paths import conf_dir

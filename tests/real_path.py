@@ -20,8 +20,8 @@ import pytest
 from hydra import compose, initialize_config_dir
 
 from grpo_sweeps.config import RunConfig, to_mapping
-from grpo_sweeps.config_checks import check
-from grpo_sweeps.config_schema import register
+from grpo_sweeps.config.checks import check
+from grpo_sweeps.config.registration import register
 from grpo_sweeps.loop import train as train_module
 from grpo_sweeps.loop.metrics import spectral_metrics
 from grpo_sweeps.loop.setup import Setup
@@ -48,7 +48,7 @@ START_S = 600  # a killed run must have its first checkpoint by then
 def excluded(case: Case) -> str:
     """Why a combination cannot be run, or ''."""
     if case["R"] == 3 and case["micro_batch"] in ("8", "32"):
-        return "a micro-batch of 8 or 32 rows is no multiple of R=3 and larger (config_checks._check_group)"
+        return "a micro-batch of 8 or 32 rows is no multiple of R=3 and larger (config.checks._check_group)"
     return ""
 
 

@@ -90,7 +90,7 @@ class SweeperConf:
 
 def store_launchers() -> None:
     """Store the defaults under the launchers' own names. Called after Hydra's plugin scan: see
-    grpo_sweeps.config_schema."""
+    grpo_sweeps.config.registration."""
     from hydra.core.config_store import ConfigStore
 
     store = ConfigStore.instance()

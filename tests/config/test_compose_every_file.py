@@ -11,8 +11,8 @@ import yaml
 from hydra import compose, initialize_config_dir
 
 from grpo_sweeps.config import RunConfig, to_mapping
-from grpo_sweeps.config_checks import check, check_functions
-from grpo_sweeps.config_schema import register
+from grpo_sweeps.config.checks import check, check_functions
+from grpo_sweeps.config.registration import register
 from grpo_sweeps.sweep.paths import conf_dir, data_root, sweep_files
 
 ROOT = Path(__file__).resolve().parents[2]

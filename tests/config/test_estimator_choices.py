@@ -11,10 +11,10 @@ from hydra import compose, initialize_config_dir
 from torch import Tensor
 
 from grpo_sweeps.config import FunctionConfig, RunConfig
-from grpo_sweeps.config_checks import GROUP_BASELINES, STEP_BASELINES, check_functions
-from grpo_sweeps.config_schema import register
+from grpo_sweeps.config.checks import GROUP_BASELINES, STEP_BASELINES, check_functions
+from grpo_sweeps.config.functions import load_estimator
+from grpo_sweeps.config.registration import register
 from grpo_sweeps.estimators import DECLARATIONS
-from grpo_sweeps.functions import load_estimator
 from grpo_sweeps.sweep.paths import conf_dir
 from grpo_sweeps.types import ConfigError
 

@@ -10,9 +10,8 @@ import pytest
 from hydra import compose, initialize_config_dir
 
 from grpo_sweeps.config import ObjectiveConfig, RunConfig
-from grpo_sweeps.config_checks import check
-from grpo_sweeps.config_objective import KL_ESTIMATORS, RATIOS
-from grpo_sweeps.config_schema import register
+from grpo_sweeps.config.checks import KL_ESTIMATORS, RATIOS, check
+from grpo_sweeps.config.registration import register
 from grpo_sweeps.sweep.paths import conf_dir
 from grpo_sweeps.types import ConfigError
 

@@ -11,7 +11,7 @@ import pytest
 from hydra import compose, initialize_config_dir
 
 from grpo_sweeps.config import RunConfig
-from grpo_sweeps.config_schema import register
+from grpo_sweeps.config.registration import register
 from grpo_sweeps.loop.setup import Setup
 from grpo_sweeps.rewards.parsing import MARKER, strict_number, verdict
 from grpo_sweeps.sweep.paths import conf_dir

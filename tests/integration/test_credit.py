@@ -14,7 +14,7 @@ import torch
 from hydra import compose, initialize_config_dir
 
 from grpo_sweeps.config import RunConfig, to_mapping
-from grpo_sweeps.config_schema import register
+from grpo_sweeps.config.registration import register
 from grpo_sweeps.credit.__main__ import main
 from grpo_sweeps.credit.build import Options
 from grpo_sweeps.credit.runs import load_run

@@ -9,8 +9,8 @@ import pytest
 from hydra import compose, initialize_config_dir
 
 from grpo_sweeps.config import RunConfig, to_mapping
-from grpo_sweeps.config_checks import check
-from grpo_sweeps.config_schema import register
+from grpo_sweeps.config.checks import check
+from grpo_sweeps.config.registration import register
 from grpo_sweeps.sweep.execute import execute
 from grpo_sweeps.sweep.paths import conf_dir
 from grpo_sweeps.tracking.local import read_groups, read_metrics

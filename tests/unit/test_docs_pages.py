@@ -15,8 +15,8 @@ import torch
 from hydra import compose, initialize_config_dir
 
 from grpo_sweeps.config import RunConfig
-from grpo_sweeps.config_checks import check, check_functions
-from grpo_sweeps.config_schema import register
+from grpo_sweeps.config.checks import check, check_functions
+from grpo_sweeps.config.registration import register
 from grpo_sweeps.estimators import DECLARATIONS, Declaration, grpo_std, weight_on
 from grpo_sweeps.report.power import spread_table
 from grpo_sweeps.science import credit

@@ -165,7 +165,7 @@ def test_check_of_a_good_run(place: Path, capfd: pytest.CaptureFixture[str]) -> 
 def planned(place: Path, **changes: Any) -> PlannedRun:
     from hydra import compose, initialize_config_dir
 
-    from grpo_sweeps.config_schema import register
+    from grpo_sweeps.config.registration import register
     from grpo_sweeps.sweep.paths import conf_dir
 
     register()

@@ -8,7 +8,7 @@ import typing
 from functools import cache
 from typing import Any
 
-from grpo_sweeps.config import (
+from grpo_sweeps.config.schema import (
     AnalysisConfig,
     ModelConfig,
     ObjectiveConfig,
