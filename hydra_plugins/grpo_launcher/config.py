@@ -100,8 +100,8 @@ def store_launchers() -> None:
 
 def with_local_values(node: type, name: str) -> type:
     """The same defaults, and over them the values of the file local/`name`.yaml, where there is one."""
-    defaults = ["_self_", {"optional /local@_here_": name}]
-    return make_dataclass(node.__name__, [("defaults", list[Any], field(default_factory=lambda: defaults))], bases=(node,))
+    defaults = field(default_factory=lambda: ["_self_", {"optional /local@_here_": name}])
+    return make_dataclass(node.__name__, [("defaults", list[Any], defaults)], bases=(node,))
 
 
 def store_config(name: str, node: Any, group: str | None = None) -> None:
