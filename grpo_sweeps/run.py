@@ -64,17 +64,15 @@ def _of_the_command_line(error: BaseException) -> bool:
 
 def _run(argv: Sequence[str], carry_out: Any) -> int:
     """Give the command to Hydra. A sweep ends in the launcher plugin, a single run here, both in sweep/launch.py."""
-    from hydra import version
     from hydra._internal.utils import _run_hydra
 
-    from grpo_sweeps.config_schema import register
+    from grpo_sweeps.config.registration import register
     from grpo_sweeps.sweep.command import parse
     from grpo_sweeps.sweep.launch import exit_code, launch, single
     from grpo_sweeps.sweep.paths import conf_dir
 
     args, parser = parse(argv)
     register()
-    version.setbase("1.3")
     codes: list[int] = []
     caught: list[Exception] = []
 

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from grpo_sweeps.config import groups_a_step
-from grpo_sweeps.config_checks import GROUP_BASELINES, STEP_BASELINES
+from grpo_sweeps.config.checks import GROUP_BASELINES, STEP_BASELINES
 
 LEAST = 128
 """Rollouts before a share is judged: the standard error of a share near a quarter is then below .04, and a policy that

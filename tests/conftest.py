@@ -40,6 +40,14 @@ for _name in [name for name in os.environ if name.startswith(("SLURM_", "SBATCH_
 import pytest  # noqa: E402
 
 
+def pytest_sessionstart() -> None:
+    """Stop where conf/local has files: the tests' commands would be composed with this machine's values."""
+    found = sorted((ROOT / "conf" / "local").glob("*.yaml"))
+    if found:
+        names = ", ".join(path.relative_to(ROOT).as_posix() for path in found)
+        pytest.exit(f"{names}: tests run without a machine's own values; move conf/local away for them", returncode=4)
+
+
 class NetworkBlocked(RuntimeError):
     """A test tried to reach another machine."""
 

@@ -17,19 +17,17 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hydra import compose, initialize_config_dir
 
 from grpo_sweeps.config import RunConfig, to_mapping
-from grpo_sweeps.config_checks import check
-from grpo_sweeps.config_schema import register
+from grpo_sweeps.config.checks import check
 from grpo_sweeps.loop import train as train_module
 from grpo_sweeps.loop.metrics import spectral_metrics
 from grpo_sweeps.loop.setup import Setup
 from grpo_sweeps.sweep.execute import execute
-from grpo_sweeps.sweep.paths import conf_dir
 from grpo_sweeps.tracking.local import read_groups, read_metrics
 from grpo_sweeps.tracking.status import read_status
 from grpo_sweeps.types import GroupRecord
+from tests.composing import run_config
 from tests.covering import Case, covering_array
 
 FACTORS = {
@@ -48,7 +46,7 @@ START_S = 600  # a killed run must have its first checkpoint by then
 def excluded(case: Case) -> str:
     """Why a combination cannot be run, or ''."""
     if case["R"] == 3 and case["micro_batch"] in ("8", "32"):
-        return "a micro-batch of 8 or 32 rows is no multiple of R=3 and larger (config_checks._check_group)"
+        return "a micro-batch of 8 or 32 rows is no multiple of R=3 and larger (config.checks._check_group)"
     return ""
 
 
@@ -89,9 +87,7 @@ def overrides(case: Case, source: Sequence[str], runs_dir: Path, tokens: int, de
 
 def composed(words: Sequence[str]) -> RunConfig:
     """The checked configuration of a command."""
-    register()
-    with initialize_config_dir(str(conf_dir()), version_base="1.3"):
-        config = RunConfig.from_composed(compose("config", overrides=list(words)))
+    config = run_config(*words)
     check(config)
     return config
 

@@ -11,7 +11,8 @@ import numpy as np
 import torch
 
 from grpo_sweeps.config import RunConfig
-from grpo_sweeps.config_checks import check_data
+from grpo_sweeps.config.checks import check_data
+from grpo_sweeps.config.functions import load_estimator, load_function
 from grpo_sweeps.engine.critic import Critic
 from grpo_sweeps.engine.gram import GradientGram
 from grpo_sweeps.engine.head import causal_model, output_head
@@ -19,7 +20,6 @@ from grpo_sweeps.engine.optim import MasterAdamW
 from grpo_sweeps.engine.policy import Policy, load_policy, resolve_device
 from grpo_sweeps.engine.reference import Reference
 from grpo_sweeps.engine.sampler import row_seed
-from grpo_sweeps.functions import load_estimator, load_function
 from grpo_sweeps.noise import NoiseWindow
 from grpo_sweeps.types import EstimatorFunction, Problem, RewardFunction, TaskData
 

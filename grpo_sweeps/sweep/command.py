@@ -17,7 +17,7 @@ def parse(argv: Sequence[str]) -> tuple[argparse.Namespace, argparse.ArgumentPar
     """Hydra's parser on `argv`; flags and overrides may be mixed, and a sweep file switches --multirun on.
 
     Hydra's parser is taken from its internals, because the public decorator reads sys.argv and prints usage on what it
-    does not know; hydra-core 1.3 is closed, so it stays where it is.
+    does not know; it is in the same place in hydra-core 1.3 and 1.4.
     """
     from hydra._internal.utils import get_args_parser
 

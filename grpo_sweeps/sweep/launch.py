@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from grpo_sweeps.config import RunConfig, flatten, shown, to_mapping
-from grpo_sweeps.config_checks import check, check_device, check_functions, check_launch, check_tasks
+from grpo_sweeps.config.checks import check, check_device, check_functions, check_launch, check_tasks
 from grpo_sweeps.sweep import paths, preflight
 from grpo_sweeps.sweep.command import command_of
 from grpo_sweeps.sweep.execute import RunResult, Signals, execute

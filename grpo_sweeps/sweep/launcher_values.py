@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from grpo_sweeps.config import shown
-from grpo_sweeps.config_checks import NAME
+from grpo_sweeps.config.checks import NAME
 from grpo_sweeps.types import ConfigError
 
 ABOVE_ZERO = ("timeout_min", "mem_gb", "gpu_mem_gb")  # 0 is "no limit" or "all" to SLURM

@@ -5,7 +5,8 @@ No `from __future__ import annotations` here: Hydra's plugin scan executes a mod
 dataclasses looks there to read annotations that are strings.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field, make_dataclass
+from inspect import signature
 from typing import Any
 
 HOME = "hydra_plugins.grpo_launcher.launchers"
@@ -90,10 +91,23 @@ class SweeperConf:
 
 def store_launchers() -> None:
     """Store the defaults under the launchers' own names. Called after Hydra's plugin scan: see
-    grpo_sweeps.config_schema."""
+    grpo_sweeps.config.registration."""
+    store_config("basic", BasicConf, "hydra/launcher")
+    for name, node in (("submitit_local", LocalConf), ("submitit_slurm", SlurmConf)):
+        store_config(name, with_local_values(node, name), "hydra/launcher")
+    store_config("basic", SweeperConf, "hydra/sweeper")
+
+
+def with_local_values(node: type, name: str) -> type:
+    """The same defaults, and over them the values of the file local/`name`.yaml, where there is one."""
+    defaults = field(default_factory=lambda: ["_self_", {"optional /local@_here_": name}])
+    return make_dataclass(node.__name__, [("defaults", list[Any], defaults)], bases=(node,))
+
+
+def store_config(name: str, node: Any, group: str | None = None) -> None:
+    """Store a config for Hydra in place of any that has its name. Hydra 1.3 always replaces, 1.4 wants to be told."""
     from hydra.core.config_store import ConfigStore
 
-    store = ConfigStore.instance()
-    for name, node in (("basic", BasicConf), ("submitit_local", LocalConf), ("submitit_slurm", SlurmConf)):
-        store.store(group="hydra/launcher", name=name, node=node, provider="grpo_sweeps")
-    store.store(group="hydra/sweeper", name="basic", node=SweeperConf, provider="grpo_sweeps")
+    store = ConfigStore.instance().store
+    replace = {"replace": True} if "replace" in signature(store).parameters else {}
+    store(group=group, name=name, node=node, provider="grpo_sweeps", **replace)

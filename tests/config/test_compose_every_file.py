@@ -2,30 +2,27 @@
 
 from __future__ import annotations
 
+import json
 from itertools import product
 from pathlib import Path
-from typing import Any
 
 import pytest
 import yaml
-from hydra import compose, initialize_config_dir
 
 from grpo_sweeps.config import RunConfig, to_mapping
-from grpo_sweeps.config_checks import check, check_functions
-from grpo_sweeps.config_schema import register
-from grpo_sweeps.sweep.paths import conf_dir, data_root, sweep_files
+from grpo_sweeps.config.checks import check, check_functions
+from grpo_sweeps.sweep.identity import identity
+from grpo_sweeps.sweep.paths import data_root, sweep_files
+from tests.composing import composed
 
 ROOT = Path(__file__).resolve().parents[2]
-FILES = sorted((ROOT / "conf").rglob("*.yaml"))
+# Less conf/local, which belongs to the machine and is in no checkout.
+FILES = sorted(path for path in (ROOT / "conf").rglob("*.yaml") if path.relative_to(ROOT).parts[1] != "local")
 CHOICES = [path.relative_to(ROOT / "conf").with_suffix("") for path in FILES if path.parent != ROOT / "conf"]
 HYDRA_GROUPS = [path for path in CHOICES if path.parts[0] == "hydra"]
 GROUPS = [path for path in CHOICES if path.parts[0] != "hydra"]
-
-
-def composed(*overrides: str) -> Any:
-    register()
-    with initialize_config_dir(str(conf_dir()), version_base="1.3"):
-        return compose("config", overrides=list(overrides), return_hydra_config=True)
+# A changed identity orphans the runs that users have: the file changes where that is meant, and the changelog says so.
+IDENTITIES = json.loads((Path(__file__).parent / "identities.json").read_text(encoding="utf-8"))
 
 
 def group_of(path: Path) -> str:
@@ -42,6 +39,7 @@ def needed(choice: str) -> list[str]:
 
 def test_files_are_found() -> None:
     assert data_root() == ROOT
+    assert len(IDENTITIES) >= 80 and {group_of(path) for path in GROUPS} & set(IDENTITIES)
     assert len(CHOICES) >= 25 and {path.parts[0] for path in GROUPS} == {
         "model", "task", "reward", "estimator", "objective", "rollout", "analysis", "trainer", "tracking",
     }  # fmt: skip
@@ -54,6 +52,7 @@ def test_every_choice_composes_and_converts(path: Path) -> None:
     check(config)
     check_functions(config)
     assert RunConfig.from_mapping(yaml.safe_load(yaml.safe_dump(to_mapping(config)))) == config
+    assert identity(config) == IDENTITIES.get(choice, identity(config))
 
 
 @pytest.mark.parametrize("path", HYDRA_GROUPS, ids=group_of)
@@ -69,8 +68,9 @@ def test_every_run_of_every_sweep_composes(name: str) -> None:
     assert axes, "a sweep without an axis is a single run"
     seen = set()
     for values in product(*axes.values()):
-        run = composed(f"+sweeps={name}", *(f"{key}={value}" for key, value in zip(axes, values, strict=True)))
-        config = RunConfig.from_composed(run)
+        words = [f"+sweeps={name}", *(f"{key}={value}" for key, value in zip(axes, values, strict=True))]
+        config = RunConfig.from_composed(composed(*words))
+        assert identity(config) == IDENTITIES.get(" ".join(words), identity(config))
         check(config)
         check_functions(config)
         assert config.sweep == name.rsplit("/", 1)[-1]

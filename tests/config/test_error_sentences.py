@@ -206,10 +206,10 @@ def test_one_sentence(
 def test_mlflow_missing_names_the_way_out(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    from grpo_sweeps import config_checks
+    from grpo_sweeps.config import checks
 
-    found = config_checks.find_spec
-    monkeypatch.setattr(config_checks, "find_spec", lambda name: None if name == "mlflow" else found(name))
+    found = checks.find_spec
+    monkeypatch.setattr(checks, "find_spec", lambda name: None if name == "mlflow" else found(name))
     monkeypatch.chdir(tmp_path)
     assert main(["R=4"]) == 2
     assert "tracking=mlflow: the package mlflow is not installed; install it, or choose tracking=local" in (

@@ -7,24 +7,16 @@ import types
 
 import pytest
 import torch
-from hydra import compose, initialize_config_dir
 from torch import Tensor
 
-from grpo_sweeps.config import FunctionConfig, RunConfig
-from grpo_sweeps.config_checks import GROUP_BASELINES, STEP_BASELINES, check_functions
-from grpo_sweeps.config_schema import register
+from grpo_sweeps.config import FunctionConfig
+from grpo_sweeps.config.checks import GROUP_BASELINES, STEP_BASELINES, check_functions
+from grpo_sweeps.config.functions import load_estimator
 from grpo_sweeps.estimators import DECLARATIONS
-from grpo_sweeps.functions import load_estimator
-from grpo_sweeps.sweep.paths import conf_dir
 from grpo_sweeps.types import ConfigError
+from tests.composing import run_config as composed
 
 REWARDS, LENGTHS = torch.tensor([[1.0, 0.0]], dtype=torch.float64), torch.tensor([[1, 3]])
-
-
-def composed(*overrides: str) -> RunConfig:
-    register()
-    with initialize_config_dir(str(conf_dir()), version_base="1.3"):
-        return RunConfig.from_composed(compose("config", overrides=list(overrides)))
 
 
 @pytest.mark.parametrize("name", DECLARATIONS)

@@ -2,19 +2,17 @@
 
 from __future__ import annotations
 
+import dataclasses
 import re
 import shlex
 from pathlib import Path
 
 import pytest
-from hydra import compose, initialize_config_dir
 
 from grpo_sweeps.config import ObjectiveConfig, RunConfig
-from grpo_sweeps.config_checks import check
-from grpo_sweeps.config_objective import KL_ESTIMATORS, RATIOS
-from grpo_sweeps.config_schema import register
-from grpo_sweeps.sweep.paths import conf_dir
+from grpo_sweeps.config.checks import KL_ESTIMATORS, RATIOS, check
 from grpo_sweeps.types import ConfigError
+from tests.composing import run_config
 
 ROOT = Path(__file__).resolve().parents[2]
 PAGE = (ROOT / "docs" / "objective.md").read_text(encoding="utf-8")
@@ -22,10 +20,19 @@ COMMANDS = re.findall(r"^python -m grpo_sweeps.run (.*)$", PAGE, flags=re.MULTIL
 CHOICES = sorted(path.stem for path in (ROOT / "conf" / "objective").glob("*.yaml"))
 
 
+# What each choice changes of the default.
+CHANGES = {
+    "reinforce": {},
+    "ppo_clip": {"ratio": "token", "inner_updates": 2},
+    "ppo": {"ratio": "token", "inner_updates": 2, "critic": True},
+    "vine": {"ratio": "token", "inner_updates": 2, "continuations": 8, "value_every": 8},
+    "oracle": {"continuations": 32},
+    "gspo": {"ratio": "sequence", "clip_low": 3e-4, "clip_high": 4e-4, "minibatches": 4},
+}
+
+
 def composed(*overrides: str) -> RunConfig:
-    register()
-    with initialize_config_dir(str(conf_dir()), version_base="1.3"):
-        config = RunConfig.from_composed(compose("config", overrides=list(overrides)))
+    config = run_config(*overrides)
     check(config)
     return config
 
@@ -33,6 +40,14 @@ def composed(*overrides: str) -> RunConfig:
 def test_the_default_is_one_plain_update() -> None:
     assert composed().objective == ObjectiveConfig() == composed("objective=reinforce").objective
     assert ObjectiveConfig().on_policy
+
+
+@pytest.mark.parametrize("name", CHOICES)
+def test_a_choice_is_the_default_but_for_what_it_changes(name: str) -> None:
+    assert dataclasses.asdict(composed(f"objective={name}").objective) == {
+        **dataclasses.asdict(ObjectiveConfig()),
+        **CHANGES[name],
+    }
 
 
 @pytest.mark.parametrize("name", CHOICES)

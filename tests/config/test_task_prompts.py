@@ -8,23 +8,15 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from hydra import compose, initialize_config_dir
 
 from grpo_sweeps.config import RunConfig
-from grpo_sweeps.config_schema import register
 from grpo_sweeps.loop.setup import Setup
 from grpo_sweeps.rewards.parsing import MARKER, strict_number, verdict
-from grpo_sweeps.sweep.paths import conf_dir
 from grpo_sweeps.types import Problem
+from tests.composing import run_config as configured
 
 PROBLEM = Problem("p", "Ana has {a} bags of 9 pens: 18 pens?", "18")
 PRETRAINED = ("smollm2_135m", "qwen2_5_coder_0_5b")
-
-
-def configured(*overrides: str) -> RunConfig:
-    register()
-    with initialize_config_dir(str(conf_dir()), version_base="1.3"):
-        return RunConfig.from_composed(compose("config", overrides=list(overrides)))
 
 
 def shown(config: RunConfig) -> str:

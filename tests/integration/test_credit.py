@@ -11,16 +11,14 @@ import numpy as np
 import pandas as pd
 import pytest
 import torch
-from hydra import compose, initialize_config_dir
 
-from grpo_sweeps.config import RunConfig, to_mapping
-from grpo_sweeps.config_schema import register
+from grpo_sweeps.config import to_mapping
 from grpo_sweeps.credit.__main__ import main
 from grpo_sweeps.credit.build import CreditOptions, load_run
 from grpo_sweeps.sweep.execute import execute
 from grpo_sweeps.sweep.identity import identity
-from grpo_sweeps.sweep.paths import conf_dir
 from grpo_sweeps.tracking.status import read_status
+from tests.composing import run_config
 
 pytestmark = pytest.mark.integration
 FEW = ["prompts=2", "rollouts=2", "continuations=3", "every=6", "device=cpu"]
@@ -40,9 +38,7 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("credit")
     changes = ["R=2", "sweep=one", f"runs_dir={folder / 'runs'}", "tracking=local", "trainer.device=cpu"]
     changes += [f"trainer.{key}" for key in ("steps=2", "prompts=2", "eval_every=0", "lr=1e-3")]
-    register()
-    with initialize_config_dir(str(conf_dir()), version_base="1.3"):
-        config = RunConfig.from_composed(compose("config", overrides=changes))
+    config = run_config(*changes)
     run_dir = folder / "runs" / "one" / identity(config)
     assert execute(to_mapping(config), run_dir, name="R=2 seed=0").ok
     return folder / "runs"

@@ -6,14 +6,12 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from hydra import compose, initialize_config_dir
 
-from grpo_sweeps.config import RunConfig, to_mapping
-from grpo_sweeps.config_checks import check
-from grpo_sweeps.config_schema import register
+from grpo_sweeps.config import to_mapping
+from grpo_sweeps.config.checks import check
 from grpo_sweeps.sweep.execute import execute
-from grpo_sweeps.sweep.paths import conf_dir
 from grpo_sweeps.tracking.local import read_groups, read_metrics
+from tests.composing import run_config
 
 pytestmark = pytest.mark.integration
 
@@ -24,9 +22,7 @@ def test_a_run_from_the_choice(name: str, tmp_path: Path) -> None:
     changes = [f"objective={name}", "R=2", "reward=random", "objective.continuations=3", "objective.inner_updates=1"]
     changes += ["tracking=local", f"runs_dir={tmp_path}", "trainer.device=cpu"]
     changes += [f"trainer.{key}" for key in ("steps=2", "prompts=1", "eval_every=0", "lr=1e-3")]
-    register()
-    with initialize_config_dir(str(conf_dir()), version_base="1.3"):
-        config = RunConfig.from_composed(compose("config", overrides=changes))
+    config = run_config(*changes)
     check(config)
     assert execute(to_mapping(config), tmp_path / "run", name=name).ok
     metrics, groups = read_metrics(tmp_path / "run"), list(read_groups(tmp_path / "run"))

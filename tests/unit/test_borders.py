@@ -49,17 +49,16 @@ MAY_IMPORT = {
     "rewards": {"types"},
     "tasks": {"types", "rewards"},
     "models": {"types"},
-    "config": {"types", "functions"},
-    "functions": {"types", "config"},
+    "config": {"types"},
     "symptoms": {"types", "config"},
     "engine": {*LEAVES, "config"},
     "tracking": {*LEAVES, "config"},
-    "loop": {*LEAVES, "config", "functions", "engine", "tracking", "symptoms"},
+    "loop": {*LEAVES, "config", "engine", "tracking", "symptoms"},
     "exact": {"types", "estimators", "spectra"},
     "science": {*LEAVES, "config", "exact", "engine", "report"},
     "credit": {*LEAVES, "config", "engine", "loop", "tracking", "sweep", "report"},
-    "benchmarks": {*LEAVES, "config", "functions", "engine", "loop", "tracking"},
-    "sweep": {*LEAVES, "config", "functions", "tracking", "loop", "symptoms"},
+    "benchmarks": {*LEAVES, "config", "engine", "loop", "tracking"},
+    "sweep": {*LEAVES, "config", "tracking", "loop", "symptoms"},
     "report": {*LEAVES, "config", "tracking", "sweep", "symptoms"},
     "hydra_plugins": {*LEAVES, "config", "tracking", "sweep"},
 }
@@ -228,6 +227,18 @@ def test_hydra_stays_in_configuration_sweep_and_entry_points() -> None:
     assert not wrong, complain(wrong)
 
 
+def test_the_typed_configuration_is_read_without_hydra() -> None:
+    """Of config/ only `registration` imports Hydra, and OmegaConf is imported where a composed config comes in."""
+    wrong = [
+        found
+        for found in ALL_IMPORTS
+        if part_of(found.file) == "config"
+        and found.module.split(".")[0] in HYDRA
+        and (found.top_level or (found.module.startswith("hydra") and found.file.stem != "registration"))
+    ]
+    assert not wrong, complain(wrong)
+
+
 def test_mlflow_stays_in_tracking_and_the_query_and_is_imported_when_used() -> None:
     query = PACKAGE / "report" / "query.py"
     wrong = [
@@ -253,7 +264,11 @@ def test_the_plugin_namespace_stays_open_to_others() -> None:
     "module",
     [
         "grpo_sweeps",
-        *(f"grpo_sweeps.{name}" for name in ("types", "config", "status", "cancel", "run", "report.query")),
+        *(
+            f"grpo_sweeps.{name}"
+            for name in ("types", "config", "config.checks", "config.functions", "config.registration")
+        ),
+        *(f"grpo_sweeps.{name}" for name in ("status", "cancel", "run", "report.query")),
     ],
 )
 def test_light_modules_load_neither_torch_nor_mlflow(module: str) -> None:

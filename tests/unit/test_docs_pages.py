@@ -12,17 +12,14 @@ from typing import Any
 
 import pytest
 import torch
-from hydra import compose, initialize_config_dir
 
-from grpo_sweeps.config import RunConfig
-from grpo_sweeps.config_checks import check, check_functions
-from grpo_sweeps.config_schema import register
+from grpo_sweeps.config.checks import check, check_functions
 from grpo_sweeps.estimators import DECLARATIONS, Declaration, grpo_std, weight_on
 from grpo_sweeps.report.power import spread_table
 from grpo_sweeps.science import credit
 from grpo_sweeps.science.advantages import HOEFFDING_EPS, HOEFFDING_R, hoeffding
 from grpo_sweeps.science.build import TheoryOptions, enumerate_all, judge
-from grpo_sweeps.sweep.paths import conf_dir
+from tests.composing import run_config
 
 ROOT = Path(__file__).resolve().parents[2]
 DOCS = ROOT / "docs"
@@ -179,9 +176,7 @@ def commands() -> list[tuple[str, str]]:
 @pytest.mark.parametrize(("name", "command"), commands())
 def test_commands_of_the_estimators_compose(name: str, command: str) -> None:
     words = [word.split(",")[0] for word in shlex.split(command)[3:] if word != "-m"]
-    register()
-    with initialize_config_dir(str(conf_dir()), version_base="1.3"):
-        config = RunConfig.from_composed(compose("config", overrides=words))
+    config = run_config(*words)
     check(config)
     check_functions(config)
     assert config.estimator.target.endswith(f".{name}")

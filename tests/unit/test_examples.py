@@ -77,7 +77,7 @@ def test_the_package_finds_them_by_dotted_path(
     example: Any, key: str, target: str, positional: int, kwargs: dict[str, Any]
 ) -> None:
     from grpo_sweeps.config import FunctionConfig
-    from grpo_sweeps.functions import load_function
+    from grpo_sweeps.config.functions import load_function
 
     function = load_function(FunctionConfig(target, kwargs), key, positional)
     module, _, name = target.partition(".")

@@ -13,7 +13,6 @@ from typing import Any
 import pytest
 
 from grpo_sweeps import check, run
-from grpo_sweeps.config import RunConfig
 from grpo_sweeps.models import tiny_path
 from grpo_sweeps.report.__main__ import main as report
 from grpo_sweeps.report.query import load_sweep
@@ -22,6 +21,7 @@ from grpo_sweeps.sweep import flight
 from grpo_sweeps.sweep.ledger import Decision
 from grpo_sweeps.sweep.planned import PlannedRun
 from grpo_sweeps.tracking.status import RunStatus, read_status
+from tests.composing import run_config
 
 PLANTED = """
 def never(completion, problem, seed):
@@ -163,16 +163,8 @@ def test_check_of_a_good_run(place: Path, capfd: pytest.CaptureFixture[str]) -> 
 
 
 def planned(place: Path, **changes: Any) -> PlannedRun:
-    from hydra import compose, initialize_config_dir
-
-    from grpo_sweeps.config_schema import register
-    from grpo_sweeps.sweep.paths import conf_dir
-
-    register()
-    with initialize_config_dir(str(conf_dir()), version_base="1.3"):
-        words = [word for word in BASE if word.partition("=")[0] not in changes]
-        composed = compose("config", [*words, *(f"{key}={value}" for key, value in changes.items())])
-    config = RunConfig.from_composed(composed)
+    words = [word for word in BASE if word.partition("=")[0] not in changes]
+    config = run_config(*words, *(f"{key}={value}" for key, value in changes.items()))
     return PlannedRun(config, "0" * 12, f"R={config.R}", place / "nowhere", Decision("start", "new"))
 
 

@@ -18,12 +18,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-from grpo_sweeps.config import FunctionConfig, ModelConfig, RunConfig, flatten, to_mapping
-from grpo_sweeps.config_objective import check_objective
-from grpo_sweeps.config_ranges import at_least as _at_least
-from grpo_sweeps.config_ranges import at_most as _at_most
-from grpo_sweeps.config_ranges import fail as _fail
-from grpo_sweeps.config_ranges import one_of as _one_of
+from grpo_sweeps.config.schema import FunctionConfig, ModelConfig, RunConfig, flatten, shown, to_mapping
 from grpo_sweeps.types import ConfigError, TaskData
 
 DTYPES = ("float32", "bfloat16", "float16", "float64")
@@ -35,6 +30,9 @@ ANALYSIS_BY = ("whole", "layer", "parameter")
 TRACKING = ("mlflow", "local")
 BUDGETS = ("prompts", "rollouts")
 REDO = (None, "failed", "stale", "all")
+RATIOS = ("none", "token", "sequence")
+KL_ESTIMATORS = ("k1", "k2", "k3")
+KL_PLACES = ("loss", "reward")
 # Estimators whose baseline is made of the other rollouts of the group: with one rollout their advantage is always 0.
 GROUP_BASELINES = (
     *(f"grpo_sweeps.estimators.group.{name}" for name in ("grpo", "grpo_std", "rloo", "dr_grpo", "dapo", "opo")),
@@ -42,8 +40,11 @@ GROUP_BASELINES = (
 )
 # Those whose baseline is the step's mean: the same with one rollout in the whole step.
 STEP_BASELINES = tuple(f"grpo_sweeps.estimators.batch.{name}" for name in ("batch_mean", "reinforce_plus_plus"))
+NO_BASELINE = "grpo_sweeps.estimators.reinforce.reinforce"
 GSM8K = "grpo_sweeps.tasks.gsm8k.gsm8k"
 MOST_ROLLOUTS = 65_536  # of a group, and groups of a step: more is a slip of the finger that fills the memory
+MOST_UPDATES = 1024  # in a step, each going over all of its rollouts
+MOST_CONTINUATIONS = 4096  # of every valued prefix
 MOST_LORA = 4096  # wider than most models
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
 HUB_ID = re.compile(r"[\w.-]+(/[\w.-]+)?")
@@ -58,7 +59,7 @@ def check(config: RunConfig) -> None:
     _check_task(config)
     _check_rollout_and_analysis(config)
     _check_trainer(config)
-    check_objective(config)
+    _check_objective(config)
     _check_group(config)
     _check_tracking(config)
 
@@ -87,7 +88,7 @@ def check_sweep_name(name: str) -> None:
 
 def check_functions(config: RunConfig) -> None:
     """Import task, reward and estimator and see that they take the keys they are given. May import torch."""
-    from grpo_sweeps.functions import LENGTHS, load_function
+    from grpo_sweeps.config.functions import LENGTHS, load_function
 
     functions = (("task", config.task.function, 0), ("reward", config.reward, 3), ("estimator", config.estimator, 1))
     for key, function, positional in functions:
@@ -106,7 +107,7 @@ def check_tasks(configs: Iterable[RunConfig]) -> None:
 
 
 def _load_task(function: FunctionConfig) -> TaskData:
-    from grpo_sweeps.functions import load_function
+    from grpo_sweeps.config.functions import load_function
 
     try:
         data = load_function(function, "task", 0)()
@@ -199,7 +200,8 @@ def _check_budget(config: RunConfig) -> None:
 
 
 def _check_runs_dir(runs_dir: str, sweep: str) -> None:
-    """What is there of the sweep's folder must be a folder where files can be made: a nameless one is made to see."""
+    """The sweep's folder, or the nearest one above it that is there, must be a writable folder: creates an unnamed
+    temporary file to check."""
     allowed = "a folder is needed, or a path where one can be made"
     if not runs_dir:
         _fail("runs_dir", runs_dir, allowed)
@@ -322,6 +324,63 @@ def _check_trainer(config: RunConfig) -> None:
         _fail("trainer.device", trainer.device, "choose one of auto, cpu, cuda, cuda:N")
 
 
+def _check_objective(config: RunConfig) -> None:
+    """Raise ConfigError for the first key of `objective` that is out of range or does not fit the rest."""
+    objective = config.objective
+    _one_of("objective.ratio", objective.ratio, RATIOS)
+    _one_of("objective.kl_estimator", objective.kl_estimator, KL_ESTIMATORS)
+    _one_of("objective.kl_place", objective.kl_place, KL_PLACES)
+    if not 0 < objective.clip_low <= 1:
+        _fail("objective.clip_low", objective.clip_low, "a number above 0 and at most 1 is needed")
+    if objective.clip_high <= 0:
+        _fail("objective.clip_high", objective.clip_high, "a number above 0 is needed")
+    for key, least in (("inner_updates", 1), ("minibatches", 1), ("kl_beta", 0), ("resample_rounds", 1),
+                       ("critic_lr", 0), ("critic_updates", 1), ("continuations", 0), ("value_every", 0)):  # fmt: skip
+        _at_least(f"objective.{key}", getattr(objective, key), least)
+    for key in ("inner_updates", "resample_rounds", "critic_updates"):
+        _at_most(f"objective.{key}", getattr(objective, key), MOST_UPDATES)
+    _at_most("objective.continuations", objective.continuations, MOST_CONTINUATIONS)
+    if config.groups % objective.minibatches:
+        _fail(
+            "objective.minibatches",
+            objective.minibatches,
+            f"minibatches hold whole groups, as many each: a divisor of the step's {config.groups} groups is needed",
+        )
+    for key in ("gae_gamma", "gae_lambda"):
+        if not 0 <= getattr(objective, key) <= 1:
+            _fail(f"objective.{key}", getattr(objective, key), "a number from 0 to 1 is needed")
+    if objective.critic and config.estimator.target != NO_BASELINE:
+        _fail("objective.critic", True, "the learned value is the baseline, so that estimator=reinforce is needed")
+    _check_continuations(config)
+    if objective.resample and config.R == 1:
+        _fail(
+            "objective.resample",
+            True,
+            "the one rollout of a group (R=1) cannot differ in reward; R=2 or more is needed",
+        )
+
+
+def _check_continuations(config: RunConfig) -> None:
+    """Values by fresh continuations: the one source of values, the only baseline, and of the task's reward."""
+    objective = config.objective
+    key, count = "objective.continuations", objective.continuations
+    if not count:
+        if objective.value_every:
+            _fail("objective.value_every", objective.value_every, f"{key}=1 or more is needed, or else 0 here")
+        return
+    if objective.critic:
+        _fail(key, count, "values come from continuations or from a critic, so that objective.critic=false is needed")
+    if config.estimator.target != NO_BASELINE:
+        _fail(key, count, "the values are the baseline, so that estimator=reinforce is needed")
+    if objective.value_every and objective.kl_in_reward:
+        _fail(
+            "objective.value_every",
+            objective.value_every,
+            "the values know nothing of a KL in the reward, whose credit would go to the last tokens alone; "
+            "objective.kl_place=loss is needed, or 0 here",
+        )
+
+
 def _check_group(config: RunConfig) -> None:
     """What must fit the group size R."""
     target = config.estimator.target
@@ -353,3 +412,22 @@ def _check_tracking(config: RunConfig) -> None:
         )
     if tracking.kind == "mlflow" and find_spec("mlflow") is None:
         _fail("tracking", "mlflow", "the package mlflow is not installed; install it, or choose tracking=local")
+
+
+def _fail(key: str, value: object, allowed: str) -> None:
+    raise ConfigError(f"{key}={shown(value)}: {allowed}")
+
+
+def _one_of(key: str, value: object, allowed: tuple[Any, ...]) -> None:
+    if value not in allowed:
+        _fail(key, value, f"choose one of {', '.join(map(shown, allowed))}")
+
+
+def _at_least(key: str, value: float, least: float) -> None:
+    if value < least:
+        _fail(key, value, f"at least {least} is needed")
+
+
+def _at_most(key: str, value: float, most: float) -> None:
+    if value > most:
+        _fail(key, value, f"at most {most} is allowed")

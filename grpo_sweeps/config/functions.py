@@ -8,7 +8,7 @@ import inspect
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
-from grpo_sweeps.config import FunctionConfig
+from grpo_sweeps.config.schema import FunctionConfig
 from grpo_sweeps.types import ConfigError, EstimatorFunction
 
 if TYPE_CHECKING:

@@ -1,8 +1,7 @@
 """Typed configuration: dataclass schemas, range checks, and the one conversion from Hydra's composed config.
 
-Everything past `RunConfig.from_composed` handles plain frozen dataclasses; only this module, `config_schema`,
-`sweep/`, the launcher plugin and the entry points know Hydra, and this one imports OmegaConf only where a composed
-config comes in.
+Everything past `RunConfig.from_composed` handles plain frozen dataclasses. This module imports OmegaConf only where a
+composed config comes in; what Hydra itself is told stands in `registration`.
 
 A configuration has one written form, the one that Hydra composes: nested mappings in which `task`, `reward` and
 `estimator` hold `_target_` and the function's keyword arguments side by side. `from_mapping` reads it, `to_mapping`
@@ -144,9 +143,8 @@ class TrainerConfig:
 
     steps: int = 50
     prompts: int = 8  # groups per step, where the budget is not of rollouts
-    micro_batch: int | None = (
-        None  # rows: whole groups or part of one (< R); None = groups that fit 32 rows (at least one)
-    )
+    # Rows: whole groups or part of one (< R); None: as many whole groups as fit in 32 rows (at least one).
+    micro_batch: int | None = None
     lr: float = 1e-6
     betas: tuple[float, float] = (0.9, 0.95)
     weight_decay: float = 0.0

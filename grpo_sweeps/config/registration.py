@@ -1,14 +1,17 @@
 """What Hydra is told: the typed schema of the composed config, our defaults for its launchers, the resolvers of
-config.yaml."""
+config.yaml. Hydra 1.3 and 1.4 (with OmegaConf 2.3 and 2.4) are each called in the way that they do not warn of.
+"""
 
 from __future__ import annotations
 
 import dataclasses
 import typing
+from collections.abc import Callable
 from functools import cache
+from inspect import signature
 from typing import Any
 
-from grpo_sweeps.config import (
+from grpo_sweeps.config.schema import (
     AnalysisConfig,
     ModelConfig,
     ObjectiveConfig,
@@ -21,25 +24,43 @@ SCHEMA = "run_schema"  # the first entry of config.yaml's defaults list
 REQUIRED = "???"  # OmegaConf's mark of a value that must be given
 
 
+def version_base() -> dict[str, str]:
+    """The keyword argument that makes Hydra 1.3 behave as 1.3 and not as 1.1; none for 1.4, which deprecates it."""
+    import hydra
+
+    return {"version_base": "1.3"} if hydra.__version__.startswith("1.3.") else {}
+
+
 def register() -> None:
-    """Store schema, launchers and resolvers. Safe to call again.
+    """Store schema, launchers and resolvers, and set Hydra's version base. Safe to call again.
 
     Hydra's scan of the plugins stores hydra-submitit-launcher's own defaults under the names that ours go by, so the
     scan has to be over before ours are stored.
     """
-    from hydra.core.config_store import ConfigStore
+    from hydra import version
     from hydra.core.plugins import Plugins
-    from omegaconf import OmegaConf
 
     from grpo_sweeps.sweep.paths import data_root, sweeps_help
 
+    for base in version_base().values():
+        version.setbase(base)
     Plugins.instance()
-    from hydra_plugins.grpo_launcher.config import store_launchers
+    from hydra_plugins.grpo_launcher.config import store_config, store_launchers
 
-    ConfigStore.instance().store(name=SCHEMA, node=composed_schema(), provider="grpo_sweeps")
+    store_config(SCHEMA, composed_schema())
     store_launchers()
-    OmegaConf.register_new_resolver("root", lambda: str(data_root()), replace=True)
-    OmegaConf.register_new_resolver("sweeps_help", sweeps_help, replace=True)
+    _register_resolver("root", lambda: str(data_root()))
+    _register_resolver("sweeps_help", sweeps_help)
+
+
+def _register_resolver(name: str, resolver: Callable[[], str]) -> None:
+    """Make `${name:}` give what `resolver` returns."""
+    from omegaconf import OmegaConf
+
+    # In OmegaConf 2.3 `register_resolver` is an older function that takes no `replace`; 2.4 deprecates the new one.
+    renamed = "replace" in signature(OmegaConf.register_resolver).parameters
+    store = OmegaConf.register_resolver if renamed else OmegaConf.register_new_resolver
+    store(name, resolver, replace=True)
 
 
 @cache

@@ -1,0 +1,47 @@
+"""Typed configuration of a run. `schema` holds the dataclasses and their written form, `checks` what types cannot say,
+`functions` finds a task, a reward or an estimator by its dotted path, `registration` tells Hydra of the schema.
+
+The names below come from `schema`, which needs neither Hydra nor torch.
+"""
+
+from grpo_sweeps.config.schema import (
+    ADHOC,
+    LAUNCH_KEYS,
+    NOT_OFFERED,
+    TASK_KEYS,
+    AnalysisConfig,
+    FunctionConfig,
+    LoraConfig,
+    ModelConfig,
+    ObjectiveConfig,
+    RolloutConfig,
+    RunConfig,
+    TaskConfig,
+    TrackingConfig,
+    TrainerConfig,
+    flatten,
+    groups_a_step,
+    shown,
+    to_mapping,
+)
+
+__all__ = [
+    "ADHOC",
+    "LAUNCH_KEYS",
+    "NOT_OFFERED",
+    "TASK_KEYS",
+    "AnalysisConfig",
+    "FunctionConfig",
+    "LoraConfig",
+    "ModelConfig",
+    "ObjectiveConfig",
+    "RolloutConfig",
+    "RunConfig",
+    "TaskConfig",
+    "TrackingConfig",
+    "TrainerConfig",
+    "flatten",
+    "groups_a_step",
+    "shown",
+    "to_mapping",
+]
