@@ -177,7 +177,7 @@ def _sync(folder: Path, arguments: Arguments) -> int:
 
 def _correct(folder: Path, only: str | None) -> list[str]:
     """Recompute what older versions logged; prints what was done and returns what could not be, said as well."""
-    from grpo_sweeps.sweep.lock import only_writer
+    from grpo_sweeps.tracking.locks import only_writer
     from grpo_sweeps.tracking.recompute import correct_sweep
 
     said, problems = correct_sweep(folder, only_writer, only)

@@ -27,8 +27,7 @@ from grpo_sweeps.sweep.execute import RunResult, Signals, execute
 from grpo_sweeps.sweep.identity import display_names, identity, is_irrelevant
 from grpo_sweeps.sweep.ledger import Decision, status_or_none
 from grpo_sweeps.sweep.opening import Opening
-from grpo_sweeps.sweep.plan_table import grid
-from grpo_sweeps.sweep.planned import Plan, PlannedRun
+from grpo_sweeps.sweep.plan import Plan, PlannedRun, grid
 from grpo_sweeps.sweep.say import count, say
 from grpo_sweeps.tracking import provenance
 from grpo_sweeps.types import ConfigError

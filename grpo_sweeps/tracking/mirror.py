@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TextIO
 
 import grpo_sweeps
-from grpo_sweeps.tracking.copy_state import FILE_NAME, LOCK_NAME, locked
+from grpo_sweeps.tracking.locks import locked
 from grpo_sweeps.tracking.mlflow_store import (
     RefusedError,
     Store,
@@ -38,6 +38,7 @@ from grpo_sweeps.types import ConfigError
 if TYPE_CHECKING:
     from grpo_sweeps.tracking.mlflow_copy import Copied
 
+FILE_NAME, LOCK_NAME = "mlflow.json", ".mlflow.lock"
 EVERY = 5.0  # seconds between passes
 EVERY_DOWN = 30.0  # after a pass that found no store
 WAIT = 60.0  # seconds that a launcher waits for the last pass

@@ -378,7 +378,7 @@ def test_a_damaged_run_stops_no_other(place: Path, capsys: pytest.CaptureFixture
 
 
 def test_a_second_process_at_the_same_store_is_told(place: Path) -> None:
-    from grpo_sweeps.tracking.copy_state import locked
+    from grpo_sweeps.tracking.locks import locked
 
     make_run(place / "runs" / "study", "0")
     with locked(place / "mlflow.db.lock", 0.0) as mine:
