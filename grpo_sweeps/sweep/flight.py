@@ -21,7 +21,6 @@ from pathlib import Path
 from typing import Any
 
 from grpo_sweeps.config import RunConfig, TrackingConfig, to_mapping
-from grpo_sweeps.intervals import mean_interval, share_interval
 from grpo_sweeps.sweep import paths, preflight
 from grpo_sweeps.sweep.execute import LOG_FILE, RunResult, Signals, execute
 from grpo_sweeps.sweep.ledger import status_or_none
@@ -325,6 +324,8 @@ def _mean(rows: Sequence[Mapping[str, float]], name: str) -> float:
 
 def _reward(flight: Flight) -> str:
     """The mean over the first step's rollouts, with an interval that goes by prompts."""
+    from grpo_sweeps.intervals import mean_interval, share_interval  # scipy: a refused command answers without it
+
     first = [group for group in flight.groups if group.step == 0]
     rewards = [reward for group in first for reward in group.rewards]
     prompts = [group.prompt_id for group in first for _ in group.rewards]

@@ -26,7 +26,7 @@ from grpo_sweeps.config import shown
 from grpo_sweeps.config_checks import NAME
 from grpo_sweeps.sweep.execute import RunResult, result_of
 from grpo_sweeps.sweep.job import GRACE_S, RunJob
-from grpo_sweeps.sweep.launch import interruptible, to_server
+from grpo_sweeps.sweep.launch import interruptible
 from grpo_sweeps.sweep.ledger import QUEUE, status_or_none
 from grpo_sweeps.sweep.opening import Opening
 from grpo_sweeps.sweep.plan import Plan, PlannedRun
@@ -34,6 +34,7 @@ from grpo_sweeps.sweep.preflight import check_nodes
 from grpo_sweeps.sweep.queue import Answer, Queue, main_id, note_jobs
 from grpo_sweeps.sweep.say import count, say
 from grpo_sweeps.tracking.status import RunStatus, write_status
+from grpo_sweeps.tracking.tracker import load, shared
 from grpo_sweeps.types import ConfigError
 
 POLL_S = 2.0  # between looks at the status files of jobs on SLURM
@@ -159,8 +160,9 @@ def start_slurm(plan: Plan, opening: Opening, params: Mapping[str, Any], poll_s:
         for run in left
     ]
     if not plan.wait:
-        copied = "" if to_server(config) else f"; python -m grpo_sweeps.sync {where} copies their records to MLflow"
-        say(f"not waiting: the jobs go on{copied if config.tracking.kind == 'mlflow' else ''}")
+        tracker = load(config.tracking)
+        by_hand = f"; python -m grpo_sweeps.sync {where} copies their records to {tracker.name}" if tracker else ""
+        say(f"not waiting: the jobs go on{'' if tracker and tracker.shared else by_hand}")
         return results
     try:
         with interruptible():  # `kill` of this command as well
@@ -182,7 +184,7 @@ def _submit(plan: Plan, params: Mapping[str, Any]) -> tuple[dict[PlannedRun, Any
         try:
             with _away_from_here():
                 executor = _slurm_executor(params)
-                job = RunJob(to_server(plan.due[0].config), _grace(params))
+                job = RunJob(shared(plan.due[0].config.tracking), _grace(params))
                 jobs += executor.map_array(job, *zip(*arguments[start : start + size], strict=True))
         except Exception as error:  # whatever Submitit and sbatch refuse is told in one sentence
             return dict(zip(runs, jobs, strict=False)), runs[len(jobs) :], _last_line(error)

@@ -41,6 +41,7 @@ from grpo_sweeps.tracking.mlflow_store import PARAM_LIMIT, Point, Store, clean_k
 from grpo_sweeps.tracking.provenance import redact
 from grpo_sweeps.tracking.recompute import recomputed_note
 from grpo_sweeps.tracking.status import ENDED, RunStatus, read_status
+from grpo_sweeps.tracking.tracker import Copied
 
 FILE_NAME = "mlflow.json"
 REPLACES = "grpo_sweeps.replaces"  # the run that the new one was made for
@@ -52,20 +53,6 @@ STATUS = {
     "failed": "FAILED",
     "interrupted": "KILLED",
 }
-
-
-@dataclass
-class Copied:
-    """What one pass sent."""
-
-    runs: int = 0
-    points: int = 0
-    artifacts: int = 0
-
-    def add(self, other: Copied) -> None:
-        self.runs += other.runs
-        self.points += other.points
-        self.artifacts += other.artifacts
 
 
 @dataclass

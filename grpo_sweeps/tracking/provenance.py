@@ -184,11 +184,8 @@ def read(run_dir: Path) -> Source | None:
     """What was written; None where there is nothing, or nothing that can be read."""
     try:
         content = json.loads((run_dir / SOURCE_JSON).read_text(encoding="utf-8"))
-        diff = (
-            (run_dir / SOURCE_DIFF).read_text(encoding="utf-8", errors="replace")
-            if (run_dir / SOURCE_DIFF).exists()
-            else ""
-        )
+        path = run_dir / SOURCE_DIFF
+        diff = path.read_text(encoding="utf-8", errors="replace") if path.exists() else ""
         return Source(**{**content, "diff": diff})
     except (OSError, ValueError, TypeError):  # missing, damaged, or of another version
         return None

@@ -20,8 +20,8 @@ from mlflow.entities import ViewType
 from grpo_sweeps import sync
 from grpo_sweeps.tracking import mlflow_store
 from grpo_sweeps.tracking.local import METRICS, LocalRecord, read_groups
-from grpo_sweeps.tracking.mirror import Mirror
 from grpo_sweeps.tracking.mlflow_store import Store
+from grpo_sweeps.tracking.mlflow_tracker import Mirror
 from grpo_sweeps.tracking.status import RunStatus, write_status
 from grpo_sweeps.types import Completion, GroupRecord
 
