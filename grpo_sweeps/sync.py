@@ -2,7 +2,8 @@
 python -m grpo_sweeps.sync --init [uri=URI] [experiment=NAME]
 
 Copies the local records of a sweep (of all sweeps, when none is named) to MLflow. Run again it sends only what is
-missing. uri: where to; by default what the runs were configured with, else MLFLOW_TRACKING_URI, else
+missing. tracker: mlflow, or the dotted path of a tracker of your own; by default the one that the runs were configured
+with, else mlflow. uri: where to; by default what the runs were configured with, else MLFLOW_TRACKING_URI, else
 sqlite:///mlflow.db here (uri=env leaves out what the runs were configured with). Before that, spectral values that an
 older version logged too small are recomputed from the recorded Grams of ended runs: metrics.jsonl gets further lines,
 and MLflow a run in the place of the old one, both marked (not with --follow). --follow: go on copying every few
@@ -17,7 +18,6 @@ import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, fields
 from pathlib import Path
-from typing import Any
 
 from grpo_sweeps.types import ConfigError
 
@@ -28,6 +28,7 @@ class Arguments:
 
     sweep: str | None = None
     runs_dir: str = "runs"
+    tracker: str | None = None
     uri: str | None = None
     experiment: str | None = None
     run: str | None = None
@@ -82,110 +83,27 @@ def sweep_folders(arguments: Arguments) -> list[Path]:
     return [runs_dir / arguments.sweep]
 
 
-def configured(sweep_dir: Path) -> dict[str, Any]:
-    """The `tracking` part of the configuration of the sweep's first run, empty when there is none."""
-    from grpo_sweeps.tracking.local import read_config
-    from grpo_sweeps.tracking.status import RecordError
-
-    for path in sorted(sweep_dir.glob("*/config.yaml")):
-        try:
-            tracking = read_config(path.parent).get("tracking")
-        except RecordError:
-            continue  # the copy of this run names it
-        if isinstance(tracking, dict):
-            return tracking
-    return {}
-
-
 def main(argv: Sequence[str] | None = None) -> int:
     """The command; returns its exit code."""
     words = sys.argv[1:] if argv is None else argv
     if {"-h", "--help"} & set(words):
         print(__doc__)
         return 0
+    from grpo_sweeps.tracking import mirror
+
     try:
         arguments = parse(words)
+        named = (arguments.tracker, arguments.uri, arguments.experiment)
         if arguments.init:
-            return _init(arguments)
+            return mirror.prepare(mirror.settings({}, *named))
         folders = sweep_folders(arguments)
-        return max(_sync(folder, arguments) for folder in folders)
+        return max(
+            mirror.sync(folder, mirror.settings(mirror.configured(folder), *named), arguments.run, arguments.follow)
+            for folder in folders
+        )
     except ConfigError as error:
         print(error, file=sys.stderr)
         return 2
-
-
-def _init(arguments: Arguments) -> int:
-    from grpo_sweeps.tracking.mirror import prepare_store
-    from grpo_sweeps.tracking.mlflow_store import StoreError, resolve_uri
-    from grpo_sweeps.tracking.provenance import redact
-
-    _needs_mlflow()
-    uri = resolve_uri(None if arguments.uri == "env" else arguments.uri)
-    experiment = arguments.experiment or "grpo_sweeps"
-    try:
-        prepare_store(uri, experiment)
-    except (StoreError, OSError) as error:
-        print(redact(str(error)), file=sys.stderr)
-        return 1
-    print(f"experiment {experiment} is ready -> {redact(uri)}")
-    return 0
-
-
-def _needs_mlflow() -> None:
-    from importlib.util import find_spec
-
-    if find_spec("mlflow") is None:
-        raise ConfigError("mlflow is not installed here: pip install mlflow, or run sync where it is.")
-
-
-def _sync(folder: Path, arguments: Arguments) -> int:
-    from grpo_sweeps.tracking.mirror import Mirror, follow
-    from grpo_sweeps.tracking.mlflow_store import StoreError, resolve_uri
-    from grpo_sweeps.tracking.provenance import redact
-
-    tracking = configured(folder)
-    wanted = None if arguments.uri == "env" else arguments.uri or tracking.get("uri")
-    uri = resolve_uri(None if wanted is None else str(wanted))
-    problems = [] if arguments.follow else _correct(folder, arguments.run)
-    _needs_mlflow()
-    experiment = arguments.experiment or str(tracking.get("experiment") or "grpo_sweeps")
-    folder.mkdir(parents=True, exist_ok=True)
-    mirror = Mirror(folder, uri, experiment, arguments.run)
-    if arguments.follow and sys.stdin is not None:
-        return follow(mirror, sys.stdin)
-    try:
-        copied = mirror.copy(wait=60.0)
-    except (StoreError, OSError) as error:
-        print(
-            f"{folder.name}: {redact(str(error))} The local record is whole; run this again when the store is there.",
-            file=sys.stderr,
-        )
-        return 1
-    if copied is None:
-        print(
-            f"{folder.name}: another process has been copying to {redact(uri)} for a minute; try again.",
-            file=sys.stderr,
-        )
-        return 1
-    for problem in mirror.problems:
-        print(problem, file=sys.stderr)
-    print(
-        f"{folder.name}: {copied.runs} runs, {copied.points} points and {copied.artifacts} files new -> {redact(uri)}"
-    )
-    return 1 if mirror.problems or problems else 0
-
-
-def _correct(folder: Path, only: str | None) -> list[str]:
-    """Recompute what older versions logged; prints what was done and returns what could not be, said as well."""
-    from grpo_sweeps.sweep.lock import only_writer
-    from grpo_sweeps.tracking.recompute import correct_sweep
-
-    said, problems = correct_sweep(folder, only_writer, only)
-    for sentence in said:
-        print(sentence)
-    for problem in problems:
-        print(problem, file=sys.stderr)
-    return problems
 
 
 if __name__ == "__main__":

@@ -402,7 +402,8 @@ def _check_group(config: RunConfig) -> None:
 
 def _check_tracking(config: RunConfig) -> None:
     tracking = config.tracking
-    _one_of("tracking.kind", tracking.kind, TRACKING)
+    if "." not in tracking.kind:  # a dotted path is imported with the functions, after these checks
+        _one_of("tracking.kind", tracking.kind, TRACKING)
     if not tracking.experiment:
         _fail("tracking.experiment", "''", "a name is needed")
     if tracking.uri and re.search(r"://[^/]*@", tracking.uri):

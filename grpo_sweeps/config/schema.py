@@ -162,7 +162,10 @@ class TrainerConfig:
 
 @dataclass(frozen=True)
 class TrackingConfig:
-    """Where the copy of the local record goes: kind = mlflow | local. uri None = MLFLOW_TRACKING_URI or SQLite here."""
+    """Where the copy of the local record goes: kind = mlflow | local | the dotted path of a tracker of your own.
+
+    MLflow's uri None = MLFLOW_TRACKING_URI or SQLite here.
+    """
 
     kind: str = "mlflow"
     uri: str | None = None

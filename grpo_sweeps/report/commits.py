@@ -6,7 +6,7 @@ from collections import Counter
 from pathlib import Path
 
 from grpo_sweeps.report.query import ReportError, Sweep
-from grpo_sweeps.tracking import source
+from grpo_sweeps.tracking import provenance as source
 
 ALLOW = "allow"
 

@@ -15,11 +15,11 @@ from typing import Any
 from grpo_sweeps.config import RunConfig, to_mapping
 from grpo_sweeps.sweep.identity import identity
 from grpo_sweeps.sweep.ledger import status_or_none
-from grpo_sweeps.sweep.lock import LOCK_FILE, Mine, NotOurs, only_writer
 from grpo_sweeps.sweep.say import say
 from grpo_sweeps.sweep.signals import Stops
-from grpo_sweeps.tracking import provenance, source
+from grpo_sweeps.tracking import provenance
 from grpo_sweeps.tracking.atomic import write_text
+from grpo_sweeps.tracking.locks import LOCK_FILE, Mine, NotOurs, only_writer
 from grpo_sweeps.tracking.status import ENDED, RunStatus, StatusWriter, process_started
 from grpo_sweeps.types import ConfigError
 
@@ -148,7 +148,7 @@ def _log_start(run_dir: Path, writer: StatusWriter, log: logging.Logger, command
     """The log's first line, and a note where the code is no longer what was submitted."""
     status = writer.status
     log.info("run %s (%s) starts on %s, process %d", status.identity, status.name, status.host, os.getpid())
-    for sentence in source.since_submission(run_dir, command):
+    for sentence in provenance.since_submission(run_dir, command):
         log.info("%s", sentence)
         writer.note(sentence)
 

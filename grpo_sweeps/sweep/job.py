@@ -20,7 +20,7 @@ class RunJob:
     queue."""
 
     def __init__(self, copies: bool = False, grace_s: float = GRACE_S) -> None:
-        """copies: this job copies its own record to an MLflow server while it runs.
+        """copies: this job has its own record copied while it runs.
 
         grace_s: seconds from Submitit's signal to the moment when the job is queued again, whether the step is done or
         not; half of the launcher's signal_delay_s.

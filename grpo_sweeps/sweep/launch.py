@@ -27,10 +27,10 @@ from grpo_sweeps.sweep.execute import RunResult, Signals, execute
 from grpo_sweeps.sweep.identity import display_names, identity, is_irrelevant
 from grpo_sweeps.sweep.ledger import Decision, status_or_none
 from grpo_sweeps.sweep.opening import Opening
-from grpo_sweeps.sweep.plan_table import grid
-from grpo_sweeps.sweep.planned import Plan, PlannedRun
+from grpo_sweeps.sweep.plan import Plan, PlannedRun, grid
 from grpo_sweeps.sweep.say import count, say
 from grpo_sweeps.tracking import provenance
+from grpo_sweeps.tracking.tracker import BUILT_IN, load
 from grpo_sweeps.types import ConfigError
 
 MIRROR_LOG = "mirror.log"
@@ -73,6 +73,8 @@ def plan(
     kept, notes = _distinct(configs, names)
     for config in _distinct_functions(kept):
         check_functions(config)
+    if configs[0].tracking.kind not in BUILT_IN:
+        load(configs[0].tracking)  # raises where it is none; what MLflow's lacks is said when it copies
     runs = []
     for config, name in kept:
         run_id = identity(config)
@@ -99,8 +101,8 @@ def launch(
 ) -> list[RunResult]:
     """Print the plan, carry it out by `start`, print what failed. One result a run, in the order of the plan.
 
-    jobs_copy: the jobs copy their own records to MLflow while they run, this process only completes the copy at the
-    end. params: the launcher's, for the table of a dry run.
+    jobs_copy: the jobs have their own records copied while they run (a tracker that is shared), this process only
+    completes the copy at the end. params: the launcher's, for the table of a dry run.
 
     Raises KeyboardInterrupt after Ctrl-C, when what had been started is recorded.
     """
@@ -173,7 +175,7 @@ def is_bad(result: RunResult) -> bool:
 
 
 def mirror(plan: Plan) -> Any:
-    """A context in which another process copies the sweep's local records to MLflow (with tracking=local: nothing
+    """A context in which another process has the tracker copy the sweep's local records (with tracking=local: nothing
     does)."""
     from grpo_sweeps.tracking.mirror import Follower
 
@@ -191,15 +193,8 @@ def _prepare_store(plan: Plan) -> None:
         say(f"tracking: {problem} The runs go on without it; python -m grpo_sweeps.sync completes the copy later")
 
 
-def to_server(config: RunConfig) -> bool:
-    """True when records are copied to an MLflow server, which many jobs may write to; SQLite has one writer."""
-    from grpo_sweeps.tracking.mlflow_store import resolve_uri
-
-    return config.tracking.kind == "mlflow" and resolve_uri(config.tracking.uri).startswith(("http://", "https://"))
-
-
 def _check_one_place(configs: Sequence[RunConfig]) -> None:
-    """One lock, one list of jobs and one copy in MLflow serve all runs of a command."""
+    """One lock, one list of jobs and one copy by the tracker serve all runs of a command."""
     for key in ("sweep", "runs_dir", "tracking"):
         values = list(dict.fromkeys(getattr(config, key) for config in configs))
         if len(values) > 1:

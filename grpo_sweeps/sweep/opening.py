@@ -19,16 +19,16 @@ from typing import Any
 
 from grpo_sweeps.sweep.execute import CONFIG_FILE, as_yaml
 from grpo_sweeps.sweep.ledger import set_aside, status_or_none
-from grpo_sweeps.sweep.planned import Plan, PlannedRun
-from grpo_sweeps.tracking import provenance, source
+from grpo_sweeps.sweep.plan import Plan, PlannedRun
+from grpo_sweeps.tracking import provenance
 from grpo_sweeps.tracking.atomic import write_text
-from grpo_sweeps.tracking.copy_state import locked
+from grpo_sweeps.tracking.locks import locked
 from grpo_sweeps.tracking.status import FILE_NAME, RunStatus, process_started, write_status
 from grpo_sweeps.types import ConfigError
 
 LOCK_FILE = ".launch.lock"
 LOCK_WAIT_S = 120.0
-WRITTEN = (FILE_NAME, CONFIG_FILE, source.JSON, source.DIFF)  # at submission
+WRITTEN = (FILE_NAME, CONFIG_FILE, provenance.SOURCE_JSON, provenance.SOURCE_DIFF)  # at submission
 
 
 @dataclass(frozen=True)
@@ -48,7 +48,7 @@ class Opening:
         self._wait_s = wait_s
         self._stack = contextlib.ExitStack()
         self._before: dict[str, _Before] = {}
-        self._source: source.Source | None = None  # the same for all runs of a command
+        self._source: provenance.Source | None = None  # the same for all runs of a command
 
     def __enter__(self) -> Opening:
         """Take the lock and decide again. Raises ConfigError where another command keeps it."""
@@ -90,8 +90,8 @@ class Opening:
             files = {name: _text_or_none(run.run_dir / name) for name in WRITTEN}
             self._before[run.identity] = _Before(files, new, aside)
             write_text(run.run_dir / CONFIG_FILE, as_yaml(run.frozen))
-            self._source = self._source or source.snapshot(self.plan.command)
-            source.write(run.run_dir, self._source)
+            self._source = self._source or provenance.snapshot(self.plan.command)
+            provenance.write(run.run_dir, self._source)
             write_status(run.run_dir, _queued(run, self.plan.command))
 
     def put_back(self, runs: Iterable[PlannedRun]) -> None:

@@ -1,12 +1,16 @@
-"""Start the due runs of a plan through Submitit: on SLURM as arrays, or as processes of this machine.
+"""Start the due runs of a plan through Submitit, on SLURM as arrays or as processes of this machine, and wait for them.
 
-How their end is waited for is in `waiting`.
+While jobs are waited for, the runs' own status files come first, SLURM's queue second, Submitit's view (sacct) last. A
+run has ended when it says so and its job is not coming back. A job that the queue still knows is waited for whatever
+the status says, because it may have been killed and put back in the queue; one whose status says nothing about an end
+and whose job the queue has forgotten has died without a word, and that is written down for it.
 """
 
 from __future__ import annotations
 
 import contextlib
 import logging
+import math
 import os
 import re
 import shutil
@@ -18,21 +22,25 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from grpo_sweeps.sweep.execute import RunResult
+from grpo_sweeps.config import shown
+from grpo_sweeps.config.checks import NAME
+from grpo_sweeps.sweep.execute import RunResult, result_of
 from grpo_sweeps.sweep.job import GRACE_S, RunJob
-from grpo_sweeps.sweep.launch import interruptible, to_server
-from grpo_sweeps.sweep.launcher_values import check_values
-from grpo_sweeps.sweep.ledger import status_or_none
+from grpo_sweeps.sweep.launch import interruptible
+from grpo_sweeps.sweep.ledger import QUEUE, status_or_none
 from grpo_sweeps.sweep.opening import Opening
-from grpo_sweeps.sweep.planned import Plan, PlannedRun
+from grpo_sweeps.sweep.plan import Plan, PlannedRun
 from grpo_sweeps.sweep.preflight import check_nodes
-from grpo_sweeps.sweep.queue import main_id, note_jobs
+from grpo_sweeps.sweep.queue import Answer, Queue, main_id, note_jobs
 from grpo_sweeps.sweep.say import count, say
-from grpo_sweeps.sweep.waiting import end, result_of_job, wait, write
+from grpo_sweeps.tracking.status import RunStatus, write_status
+from grpo_sweeps.tracking.tracker import load, shared
 from grpo_sweeps.types import ConfigError
 
 POLL_S = 2.0  # between looks at the status files of jobs on SLURM
 POLL_LOCAL_S = 0.2
+GONE_S = 10.0  # for which the queue must have forgotten a job: its last status may still be on its way over the network
+TAIL_LINES, TAIL_BYTES, TAIL_CHARS = 3, 4096, 300
 # What Submitit calls the same on every executor; all other parameters go to one executor under its name's prefix.
 SHARED = (
     "timeout_min",
@@ -51,6 +59,12 @@ MAX_ARRAY = 1000  # SLURM's own default, where it cannot be asked
 WHERE_SLURM_IS = ("SLURM_CONF", "SLURM_CLUSTERS")
 ONE_TASK = "a run is one process on one node, so 1 is allowed"
 TASKS = re.compile(r"--(ntasks(?:-per-\w+)?|nodes)(?:[= ](.*))?|-([nN])[= ]?(.*)")
+# Values that SLURM would take and mean something else by: no limit, all of a node's memory. Bounds only; what the nodes
+# can give is compared in `preflight`.
+ABOVE_ZERO = ("timeout_min", "mem_gb", "gpu_mem_gb")  # 0 is "no limit" or "all" to SLURM
+LEAST_GB = 0.001
+AT_LEAST_ONE = ("cpus_per_task", "array_parallelism", "parallel_jobs")
+NOT_NEGATIVE = ("gpus_per_node", "gpus_per_task", "max_num_timeout", "signal_delay_s")
 
 
 def check_slurm(params: Mapping[str, Any]) -> None:
@@ -73,6 +87,38 @@ def check_local(params: Mapping[str, Any]) -> None:
     check_values(params)
     _check_tasks(params)
     gpu_slots(params)
+
+
+def check_values(params: Mapping[str, Any]) -> None:
+    """Raise ConfigError for the first value out of bounds; null is always allowed."""
+    for key in (*ABOVE_ZERO, *AT_LEAST_ONE, *NOT_NEGATIVE):
+        value = params.get(key)
+        if value is None:
+            continue
+        if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
+            _fail(key, value, "a number is needed, or null")
+        if key in ABOVE_ZERO and value < (LEAST_GB if key.endswith("_gb") else 1):
+            _fail(key, value, f"at least {LEAST_GB if key.endswith('_gb') else 1} is needed, or null")
+        if key in AT_LEAST_ONE and value < 1:
+            _fail(key, value, "at least 1 is needed, or null")
+        if key in NOT_NEGATIVE and value < 0:
+            _fail(key, value, "at least 0 is needed, or null")
+    extra = params.get("additional_parameters")
+    if extra is not None and not isinstance(extra, Mapping):
+        _fail("additional_parameters", extra, "flags with their values are needed, such as {qos:high}")
+    name = params.get("name")
+    if name is not None and not NAME.fullmatch(str(name)):
+        _fail("name", name, "letters, digits, '.', '_' and '-' are allowed")
+    minutes, delay = params.get("timeout_min"), params.get("signal_delay_s")
+    if minutes is not None and delay is not None and delay >= minutes * 60:
+        _fail(
+            "signal_delay_s", delay, f"the signal would come before the job's start; less than the {minutes:g} minutes "
+            "of timeout_min are allowed",
+        )  # fmt: skip
+
+
+def _fail(key: str, value: object, allowed: str) -> None:
+    raise ConfigError(f"hydra.launcher.{key}={shown(value)}: {allowed}")
 
 
 def gpu_slots(params: Mapping[str, Any]) -> list[list[int]]:
@@ -114,8 +160,9 @@ def start_slurm(plan: Plan, opening: Opening, params: Mapping[str, Any], poll_s:
         for run in left
     ]
     if not plan.wait:
-        copied = "" if to_server(config) else f"; python -m grpo_sweeps.sync {where} copies their records to MLflow"
-        say(f"not waiting: the jobs go on{copied if config.tracking.kind == 'mlflow' else ''}")
+        tracker = load(config.tracking)
+        by_hand = f"; python -m grpo_sweeps.sync {where} copies their records to {tracker.name}" if tracker else ""
+        say(f"not waiting: the jobs go on{'' if tracker and tracker.shared else by_hand}")
         return results
     try:
         with interruptible():  # `kill` of this command as well
@@ -137,7 +184,7 @@ def _submit(plan: Plan, params: Mapping[str, Any]) -> tuple[dict[PlannedRun, Any
         try:
             with _away_from_here():
                 executor = _slurm_executor(params)
-                job = RunJob(to_server(plan.due[0].config), _grace(params))
+                job = RunJob(shared(plan.due[0].config.tracking), _grace(params))
                 jobs += executor.map_array(job, *zip(*arguments[start : start + size], strict=True))
         except Exception as error:  # whatever Submitit and sbatch refuse is told in one sentence
             return dict(zip(runs, jobs, strict=False)), runs[len(jobs) :], _last_line(error)
@@ -286,3 +333,94 @@ def _check_flag(key: str, flag: str) -> None:
 def _last_line(error: BaseException) -> str:
     lines: Sequence[str] = [line for line in str(error).splitlines() if line.strip()]
     return lines[-1].strip() if lines else type(error).__name__
+
+
+def wait(
+    waiting: Mapping[PlannedRun, Any], poll_s: float, queue: Queue | None = None, gone_s: float | None = None
+) -> list[RunResult]:
+    """One result a run, when every one of them has ended. Runs -> Submitit's jobs."""
+    left, results = dict(waiting), list[RunResult]()
+    gone: dict[str, float] = {}  # job -> when the queue was first found to have forgotten it
+    queue, told = queue or QUEUE, False
+    gone_s = min(GONE_S, 5 * poll_s) if gone_s is None else gone_s
+    while left:
+        answers = queue.ask([job.job_id for job in left.values()])
+        unknown = next((answer for answer in answers.values() if answer.kind == "unknown"), None)
+        if unknown and not told:
+            say(f"still waiting: {unknown.text()}")
+        told = unknown is not None
+        for run, job in list(left.items()):
+            if _has_ended(run, job, answers[job.job_id], gone, gone_s):
+                results.append(result_of_job(run, job))
+                del left[run]
+        if left:
+            time.sleep(poll_s)
+    return results
+
+
+def _has_ended(run: PlannedRun, job: Any, answer: Answer, gone: dict[str, float], gone_s: float) -> bool:
+    result = result_of(run.run_dir)
+    if result is not None and result.state in ("finished", "failed"):
+        return True
+    if answer.kind == "absent":  # no queue to ask: a status that is over, a silent process or Submitit's own view
+        status = status_or_none(run.run_dir)
+        return result is not None or (status is not None and status.stale()) or bool(job.done())
+    if answer.alive:
+        gone.pop(job.job_id, None)
+        return False
+    since = gone.setdefault(job.job_id, time.monotonic())
+    return result is not None or time.monotonic() - since >= gone_s
+
+
+def result_of_job(run: PlannedRun, job: Any) -> RunResult:
+    """The run's own account of its end; where the job was killed without a word, that is written down for it."""
+    result, error = result_of(run.run_dir), ""
+    if result is None:
+        status = status_or_none(run.run_dir)
+        if status is not None and _is_anothers(status, job):  # to which the job has left it
+            return RunResult(run.identity, run.name, "running", str(run.run_dir), status.step, status.total)
+        error = _silent_end(job)
+        end(run, "interrupted", error)
+        result = result_of(run.run_dir)
+    return result or RunResult(run.identity, run.name, "interrupted", str(run.run_dir), error=error)
+
+
+def _is_anothers(status: RunStatus, job: Any) -> bool:
+    """Does another process than this job run the run?"""
+    return status.state == "running" and status.job_id != job.job_id and not status.stale()
+
+
+def _silent_end(job: Any) -> str:
+    """Why a job may have ended that has left no word: its state where SLURM tells it, and what it printed last."""
+    state = str(job.state).upper()
+    known = f" (state {state})" if state != "UNKNOWN" else ""
+    path = Path(job.paths.stderr)
+    words = last_words(path)
+    said = f"; its last words: {words}" if words else ""
+    return f"job {job.job_id} ended without a word{known}{said}; its output: {path}"
+
+
+def last_words(path: Path) -> str:
+    """The last lines of a job's error output, in one; "" where there is none."""
+    try:
+        with open(path, "rb") as file:
+            file.seek(max(0, file.seek(0, 2) - TAIL_BYTES))
+            text = file.read().decode("utf-8", errors="replace")
+    except OSError:
+        return ""
+    lines = [" ".join(line.split()) for line in text.splitlines() if line.strip()]
+    return " | ".join(lines[-TAIL_LINES:])[-TAIL_CHARS:]
+
+
+def end(run: PlannedRun, state: Any, error: str) -> None:
+    """Write down how a run ended that could not say so itself."""
+    before = status_or_none(run.run_dir) or RunStatus(state="queued", identity=run.identity, name=run.name)
+    write(run, replace(before, state=state, error=error, ended=time.time()))
+
+
+def write(run: PlannedRun, status: RunStatus) -> None:
+    """Where the status cannot be written (a full disk), the other runs are still waited for."""
+    try:
+        write_status(run.run_dir, status)
+    except OSError as error:
+        say(f"{run.name}: its status could not be written ({error})")

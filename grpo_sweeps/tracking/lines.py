@@ -1,18 +1,26 @@
-"""What a line of metrics.jsonl may hold. No imports beyond the standard library: the status table reads such lines."""
+"""The lines of metrics.jsonl: what each may hold, the last of them, and all of them in a file that grows.
+
+No imports beyond the standard library: the status table reads such lines.
+"""
 
 from __future__ import annotations
 
+import hashlib
 import json
 import math
+import statistics
 import sys
 from collections.abc import Iterable
-from typing import Any
+from pathlib import Path
+from typing import Any, BinaryIO
 
 METRICS = "metrics.jsonl"
 RECOMPUTED = "spectral/recomputed"  # marks a line of correction, see `recompute`
 NON_FINITE = {"NaN": math.nan, "Infinity": math.inf, "-Infinity": -math.inf}
 LARGEST = int(sys.float_info.max)
 LATEST = 1e11  # seconds since the epoch: a later time is no time
+TAIL_BYTES = 65536  # read from the end for the last steps: more than fifty of them
+TAIL = 4096  # bytes of a growing file that are compared before the place
 
 
 def number_to_json(value: float) -> float | str:
@@ -70,3 +78,108 @@ def left_out(path: object, faults: list[str]) -> str:
     """One sentence about the lines of a file that cannot be used."""
     lines = "a line is" if len(faults) == 1 else f"{len(faults)} lines are"
     return f"{path}: {lines} damaged and left out ({faults[0]})."
+
+
+def last_lines(path: Path) -> tuple[list[dict[str, Any]], str | None]:
+    """The last whole lines of metrics.jsonl, and a sentence when some of them, or the file, cannot be read: enough for
+    a pace, whatever the file's length.
+
+    What is being written at this moment is left out. Lines of correction (see `tracking.recompute`), which may stand
+    for steps of any age, come beside the last lines of steps and not in their place.
+    """
+    try:
+        with open(path, "rb") as file:
+            lines = _tail(file)
+    except FileNotFoundError:
+        return [], None
+    except OSError as error:
+        return [], f"{path} cannot be read: {error.strerror}."
+    found, faults = parse_lines(lines)
+    return found, left_out(path, faults) if faults else None
+
+
+def _tail(file: BinaryIO) -> list[str]:
+    """The whole lines of at least half of TAIL_BYTES that hold no correction, those of correction among them."""
+    size, span = file.seek(0, 2), TAIL_BYTES
+    while True:
+        start = max(0, size - span)
+        file.seek(start)
+        lines = file.read(size - start).decode("utf-8", errors="replace").split("\n")[1 if start else 0 : -1]
+        if start == 0 or sum(len(line) for line in lines if RECOMPUTED not in line) >= TAIL_BYTES // 2:
+            return lines
+        span *= 2
+
+
+def step_seconds(lines: list[dict[str, Any]], last: int) -> float | None:
+    """The median of `step_time` over the last steps that have one (evaluations are not in it)."""
+    values = [line["step_time"] for line in lines if isinstance(line.get("step_time"), int | float)]
+    return float(statistics.median(values[-last:])) if values else None
+
+
+class GrowingFile:
+    """What is known of one file: `size` bytes of whole lines, their SHA-256, and the last of them.
+
+    Lines are read and hashed once: a pass over a long record costs what is new in it. A file that was rewritten (the
+    run went back to a checkpoint) is told by the bytes before the place up to which it has been read; where they are
+    the same, everything before them is: lines hold the time at which they were written.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self._forget()
+
+    def _forget(self) -> None:
+        self.size, self._hash, self._tail = 0, hashlib.sha256(), b""
+        self._marks: dict[int, str] = {}
+
+    def read(self) -> None:
+        """Take in what has been added, up to the last newline; all of it where the file is another than before."""
+        try:
+            with open(self.path, "rb") as file:
+                start = self.size - len(self._tail)
+                file.seek(start)
+                if file.read(len(self._tail)) != self._tail:
+                    self._forget()
+                    file.seek(0)
+                data = file.read()
+        except FileNotFoundError:
+            self._forget()
+            return
+        data = data[: data.rfind(b"\n") + 1]
+        self._hash.update(data)
+        self.size += len(data)
+        self._tail = (self._tail + data)[-TAIL:]
+
+    def digest(self) -> str:
+        """SHA-256 of the `size` bytes, in hexadecimal."""
+        return self._hash.hexdigest()
+
+    def starts_with(self, size: int, digest: str) -> bool:
+        """Are the first `size` bytes those of this digest? Known at once for the place where the last pass ended."""
+        if size > self.size:
+            return False
+        if size == self.size:
+            return digest == self.digest()
+        if self._marks.get(size) == digest:
+            return True
+        return hashlib.sha256(self.bytes(0, size)).hexdigest() == digest
+
+    def mark(self) -> None:
+        """Remember this place: the next pass asks about it."""
+        self._marks = {self.size: self.digest()}
+
+    def bytes(self, start: int, end: int | None = None) -> bytes:
+        """The bytes from `start` to `end` (`size` when not given)."""
+        with open(self.path, "rb") as file:
+            file.seek(start)
+            return file.read((self.size if end is None else end) - start)
+
+
+_FILES: dict[Path, GrowingFile] = {}
+
+
+def growing(path: Path) -> GrowingFile:
+    """This process's view of a file, brought up to date."""
+    file = _FILES.setdefault(path.absolute(), GrowingFile(path.absolute()))
+    file.read()
+    return file

@@ -9,6 +9,14 @@ in MLflow (restorably). So it goes where values of an older run are recomputed (
 alone, and a tag says so. Timings (`step_time`, `time/...`) are left out
 of the comparison: steps run twice with the same result keep their first timing in MLflow. Status is set last:
 FINISHED means that all of it is there.
+
+mlflow.json in a run's (and a sweep's) folder notes what of it has been copied, to which store:
+
+    {"record": id,                     made once, before anything is created in MLflow, and kept as a tag there
+     "stores": {"<uri> <experiment>": {"run_id", "metrics_bytes", "metrics_sha256", "pending", ...}}}
+
+`record` is how a run is found again in MLflow when this file was not written in time (a kill between creating the run
+and noting its id) and how nobody else's run is ever touched. Removing the file makes the next copy a fresh one.
 """
 
 from __future__ import annotations
@@ -18,22 +26,24 @@ import getpass
 import hashlib
 import json
 import tempfile
+import uuid
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any
 
 import pyarrow.parquet as pq
 
-from grpo_sweeps.tracking.copy_state import CopyState, StoreState
-from grpo_sweeps.tracking.growing import growing
-from grpo_sweeps.tracking.lines import METRICS, RECOMPUTED, left_out, number_from_json, parse_lines
+from grpo_sweeps.tracking.atomic import write_text
+from grpo_sweeps.tracking.lines import METRICS, RECOMPUTED, growing, left_out, number_from_json, parse_lines
 from grpo_sweeps.tracking.local import CONFIG, read_config, record_tables
 from grpo_sweeps.tracking.mlflow_store import PARAM_LIMIT, Point, Store, clean_key, stored_value
 from grpo_sweeps.tracking.provenance import redact
 from grpo_sweeps.tracking.recompute import recomputed_note
 from grpo_sweeps.tracking.status import ENDED, RunStatus, read_status
+from grpo_sweeps.tracking.tracker import Copied
 
+FILE_NAME = "mlflow.json"
 REPLACES = "grpo_sweeps.replaces"  # the run that the new one was made for
 RECOMPUTED_TAG = "grpo_sweeps.recomputed"
 STATUS = {
@@ -46,17 +56,50 @@ STATUS = {
 
 
 @dataclass
-class Copied:
-    """What one pass sent."""
+class StoreState:
+    """What one store has of one run (or of a sweep's parent run)."""
 
-    runs: int = 0
-    points: int = 0
-    artifacts: int = 0
+    run_id: str | None = None
+    metrics_bytes: int = 0  # of metrics.jsonl, whole lines
+    metrics_sha256: str = ""  # of those bytes: another digest means that the run went back behind them
+    pending: bool = False  # a batch was on its way, or the store has points that are not verified yet
+    status: str | None = None
+    name: str | None = None
+    params: dict[str, str] = field(default_factory=dict)
+    tags: dict[str, str] = field(default_factory=dict)
+    artifacts: dict[str, dict[str, str]] = field(default_factory=dict)  # name -> {"source": signature, "sha256"}
 
-    def add(self, other: Copied) -> None:
-        self.runs += other.runs
-        self.points += other.points
-        self.artifacts += other.artifacts
+
+class CopyState:
+    """The file mlflow.json of `folder`, for one store. `owner` (sweep/identity) tells a copied folder."""
+
+    def __init__(self, folder: Path, owner: str, uri: str, experiment: str) -> None:
+        self.path = folder / FILE_NAME
+        self.key = f"{redact(uri)} {experiment}"
+        self._content = self._read(owner)
+        known = {f.name for f in fields(StoreState)}
+        stored = self._content["stores"].get(self.key, {})
+        self.store = StoreState(**{k: v for k, v in stored.items() if k in known})
+
+    @property
+    def record(self) -> str:
+        return self._content["record"]
+
+    def _read(self, owner: str) -> dict[str, Any]:
+        try:
+            content = json.loads(self.path.read_text(encoding="utf-8"))
+            if content["owner"] == owner and isinstance(content["record"], str) and isinstance(content["stores"], dict):
+                return content
+        except FileNotFoundError:
+            pass
+        except (ValueError, KeyError, TypeError):
+            print(f"{self.path} is damaged: a fresh copy is made.", flush=True)
+        return {"record": uuid.uuid4().hex, "owner": owner, "stores": {}}
+
+    def save(self) -> None:
+        """Write the file, atomically."""
+        self._content["stores"][self.key] = asdict(self.store)
+        write_text(self.path, json.dumps(self._content, indent=1) + "\n")
 
 
 def mlflow_status(status: RunStatus) -> str:

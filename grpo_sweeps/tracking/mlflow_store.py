@@ -19,6 +19,7 @@ from urllib.parse import urlsplit
 from urllib.request import getproxies, proxy_bypass
 
 from grpo_sweeps.tracking.provenance import redact
+from grpo_sweeps.tracking.tracker import TrackerError
 from grpo_sweeps.types import ConfigError
 
 TIMEOUT = 10  # seconds a request to a server may take
@@ -49,8 +50,8 @@ _BAD_KEY = re.compile(r"[^\w\-. /:]")
 Point = tuple[str, float, int, int]  # name, value, time in milliseconds, step
 
 
-class StoreError(RuntimeError):
-    """The store cannot be reached or opened: one sentence. The local record is whole; a later copy completes."""
+class StoreError(TrackerError):
+    """The store cannot be reached or opened: one sentence."""
 
 
 class RefusedError(StoreError):

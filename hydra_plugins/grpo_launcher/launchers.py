@@ -19,10 +19,11 @@ def _launch(
     """Compose and plan every run before the first one starts; a result for each job, in the order of the jobs.
 
     here: the runs are in this process.
-    on_nodes: the runs are on other machines, so with an MLflow server each copies its own record.
+    on_nodes: the runs are on other machines, so with a tracker that is shared each copies its own record.
     """
     from grpo_sweeps.sweep.command import command_of
-    from grpo_sweeps.sweep.launch import RunFailed, is_bad, launch, plan, to_server
+    from grpo_sweeps.sweep.launch import RunFailed, is_bad, launch, plan
+    from grpo_sweeps.tracking.tracker import shared
 
     setup_globals()
     loader = launcher.hydra_context.config_loader
@@ -30,7 +31,7 @@ def _launch(
     params = getattr(launcher, "params", {})
     command = command_of(launcher.config.hydra)
     planned = plan(composed, job_overrides, command, here, on_nodes, params.get("gpu_mem_gb"))
-    jobs_copy = on_nodes and to_server(planned.runs[0].config)
+    jobs_copy = on_nodes and shared(planned.runs[0].config.tracking)
     carry_out = _another_end(launcher) or launch
     results = {result.identity: result for result in carry_out(planned, start, jobs_copy, params)}
     returns = []

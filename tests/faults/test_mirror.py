@@ -18,8 +18,9 @@ import pytest
 from grpo_sweeps import sync
 from grpo_sweeps.config import TrackingConfig
 from grpo_sweeps.tracking import mirror as mirroring
-from grpo_sweeps.tracking.mirror import Follower, Mirror, initialise
+from grpo_sweeps.tracking.mirror import Follower, initialise
 from grpo_sweeps.tracking.mlflow_store import Store, StoreError
+from grpo_sweeps.tracking.mlflow_tracker import Mirror
 from grpo_sweeps.tracking.status import process_lives
 from tests.integration.test_mlflow_follower import free_port, runs_in, server, wait_until, write_run
 

@@ -20,8 +20,8 @@ from mlflow.entities import ViewType
 from grpo_sweeps import sync
 from grpo_sweeps.tracking import mlflow_store
 from grpo_sweeps.tracking.local import METRICS, LocalRecord, read_groups
-from grpo_sweeps.tracking.mirror import Mirror
 from grpo_sweeps.tracking.mlflow_store import Store
+from grpo_sweeps.tracking.mlflow_tracker import Mirror
 from grpo_sweeps.tracking.status import RunStatus, write_status
 from grpo_sweeps.types import Completion, GroupRecord
 
@@ -378,7 +378,7 @@ def test_a_damaged_run_stops_no_other(place: Path, capsys: pytest.CaptureFixture
 
 
 def test_a_second_process_at_the_same_store_is_told(place: Path) -> None:
-    from grpo_sweeps.tracking.copy_state import locked
+    from grpo_sweeps.tracking.locks import locked
 
     make_run(place / "runs" / "study", "0")
     with locked(place / "mlflow.db.lock", 0.0) as mine:

@@ -11,9 +11,10 @@ from typing import Any
 import pytest
 
 from grpo_sweeps import sync
+from grpo_sweeps.tracking import mirror as mirroring
 from grpo_sweeps.tracking.lines import METRICS, RECOMPUTED
 from grpo_sweeps.tracking.local import read_metrics
-from grpo_sweeps.tracking.mirror import Mirror
+from grpo_sweeps.tracking.mlflow_tracker import Mirror
 from grpo_sweeps.tracking.status import read_status, write_status
 from tests.integration.test_mlflow_copy import contents, killed_around
 from tests.older_runs import STEPS, older_run, right_values
@@ -129,7 +130,7 @@ def test_a_follower_that_copies_meanwhile_replaces_it_too(place: Path) -> None:
     """Its view of the file grows by the lines of correction."""
     mirror = Mirror(place / "runs" / "study", uri(place), "grpo_sweeps")
     mirror.copy()
-    sync._correct(place / "runs" / "study", None)
+    mirroring.correct(place / "runs" / "study", None)
     mirror.copy()
     assert_one_active_that_is_right(place)
     assert len(children(place)) == 2

@@ -19,7 +19,7 @@ from grpo_sweeps.report.query import load_sweep
 from grpo_sweeps.report.wrong import wrong
 from grpo_sweeps.sweep import flight
 from grpo_sweeps.sweep.ledger import Decision
-from grpo_sweeps.sweep.planned import PlannedRun
+from grpo_sweeps.sweep.plan import PlannedRun
 from grpo_sweeps.tracking.status import RunStatus, read_status
 from tests.composing import run_config
 

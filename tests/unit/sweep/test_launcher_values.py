@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from grpo_sweeps.sweep.launcher_values import check_values
+from grpo_sweeps.sweep.submit import check_values
 from grpo_sweeps.types import ConfigError
 
 

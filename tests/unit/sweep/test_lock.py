@@ -15,8 +15,8 @@ from typing import Any
 
 import pytest
 
-from grpo_sweeps.sweep import lock
 from grpo_sweeps.sweep.execute import ELSEWHERE, execute
+from grpo_sweeps.tracking import locks
 from grpo_sweeps.tracking.status import RunStatus, process_started, read_status, write_status
 from tests.unit.sweep.test_launch_here import _frozen
 
@@ -28,13 +28,13 @@ def refuse(*_: Any) -> None:
 @pytest.fixture
 def no_locks(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(fcntl, "flock", refuse)
-    monkeypatch.setattr(lock, "SETTLE_S", 0.3)
+    monkeypatch.setattr(locks, "SETTLE_S", 0.3)
 
 
 def test_a_lock_keeps_the_second_out(tmp_path: Path) -> None:
-    with lock.only_writer(tmp_path) as first, lock.only_writer(tmp_path) as second:
+    with locks.only_writer(tmp_path) as first, locks.only_writer(tmp_path) as second:
         assert first is not None and first() and second is None
-    with lock.only_writer(tmp_path) as third:
+    with locks.only_writer(tmp_path) as third:
         assert third is not None
 
 
@@ -43,14 +43,14 @@ def test_an_error_that_is_no_missing_lock_is_raised(tmp_path: Path, monkeypatch:
         raise OSError(errno.EIO, "Input/output error")
 
     monkeypatch.setattr(fcntl, "flock", broken)
-    with pytest.raises(OSError, match="Input/output"), lock.only_writer(tmp_path):
+    with pytest.raises(OSError, match="Input/output"), locks.only_writer(tmp_path):
         pass
 
 
 def contend(folder: Path, start: float, out: Any) -> None:
     fcntl.flock = refuse  # type: ignore[assignment]
     time.sleep(max(0.0, start - time.time()))
-    with lock.only_writer(folder, settle_s=0.5) as mine:
+    with locks.only_writer(folder, settle_s=0.5) as mine:
         time.sleep(0.5)
         out.put(mine is not None and mine())
 
@@ -71,10 +71,10 @@ def test_of_many_without_locks_one_has_it(tmp_path: Path) -> None:
 def test_without_locks_a_running_run_is_left_alone(no_locks: None, tmp_path: Path) -> None:
     own = dict(host=socket.gethostname(), pid=os.getpid(), pid_started=process_started(os.getpid()))
     write_status(tmp_path, RunStatus("running", **own))  # type: ignore[arg-type]
-    with lock.only_writer(tmp_path) as mine:
+    with locks.only_writer(tmp_path) as mine:
         assert mine is None
     write_status(tmp_path, RunStatus("running", **{**own, "pid_started": 1}))  # type: ignore[arg-type]
-    with lock.only_writer(tmp_path, 0.0) as mine:
+    with locks.only_writer(tmp_path, 0.0) as mine:
         assert mine is not None and mine()
 
 
@@ -88,12 +88,12 @@ def test_a_run_whose_folder_is_taken_stops_and_writes_nothing(
         for step in range(3):
             done.append(step)
             if step == 1:  # another host has waited for this one's heartbeat in vain, and goes on with the run
-                (run_dir / lock.OWNER_FILE).write_text("another\n")
+                (run_dir / locks.OWNER_FILE).write_text("another\n")
                 write_status(run_dir, RunStatus("running", host="another", step=7, heartbeat=time.time()))
             watch(step + 1, 3, {})
 
     monkeypatch.setitem(sys.modules, "grpo_sweeps.loop.train", types.SimpleNamespace(train=train))
-    monkeypatch.setattr(lock, "SETTLE_S", 0.0)
+    monkeypatch.setattr(locks, "SETTLE_S", 0.0)
     result = execute(_frozen(), workplace / "one", name="mine")
     assert result.elsewhere and result.ok and result.error == ELSEWHERE and done == [0, 1]
     assert (read_status(workplace / "one").host, read_status(workplace / "one").step) == ("another", 7)

@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from grpo_sweeps.sweep.plan_table import gpus_of, resources
-from grpo_sweeps.sweep.recent import last_lines, step_seconds
+from grpo_sweeps.sweep.plan import gpus_of, resources
+from grpo_sweeps.tracking.lines import last_lines, step_seconds
 
 Run = Callable[..., int]
 SLURM = {"gpus_per_node": 1, "cpus_per_task": 4, "mem_gb": 32.0, "timeout_min": 250, "partition": "gpu"}

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from grpo_sweeps.sweep import ledger, submit, waiting
+from grpo_sweeps.sweep import ledger, submit
 from grpo_sweeps.sweep.queue import Queue
 from grpo_sweeps.types import ConfigError
 
@@ -70,7 +70,7 @@ def slurm(workplace: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Pat
         monkeypatch.setenv("PATH", f"{tools}:{os.environ['PATH']}")
         monkeypatch.setattr(submit.start_slurm, "__defaults__", (0.1,))
         monkeypatch.setattr(ledger, "QUEUE", Queue(keep_s=0))
-        monkeypatch.setattr(waiting, "QUEUE", Queue(keep_s=0))
+        monkeypatch.setattr(submit, "QUEUE", Queue(keep_s=0))
         return record
 
     return install

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from grpo_sweeps.sweep.queue import Answer
-from grpo_sweeps.sweep.waiting import last_words, wait
+from grpo_sweeps.sweep.submit import last_words, wait
 from grpo_sweeps.tracking.status import RunStatus, read_status, write_status
 
 YES, NO, UNKNOWN, ABSENT = (

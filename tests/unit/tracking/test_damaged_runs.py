@@ -14,7 +14,7 @@ import pytest
 
 from grpo_sweeps import status as table
 from grpo_sweeps import sync
-from grpo_sweeps.tracking import mirror, mlflow_copy
+from grpo_sweeps.tracking import mlflow_copy, mlflow_tracker
 from grpo_sweeps.tracking.lines import line_fault
 from grpo_sweeps.tracking.local import read_metrics
 from grpo_sweeps.tracking.mlflow_store import Store, StoreError, check_uri
@@ -110,11 +110,11 @@ def test_one_run_that_cannot_be_copied_does_not_stop_the_others(
         copied.append(folder.name)
         return mlflow_copy.Copied(runs=1)
 
-    monkeypatch.setattr(mirror, "Store", lambda *_: None)
+    monkeypatch.setattr(mlflow_tracker, "Store", lambda *_: None)
     monkeypatch.setattr(mlflow_copy, "copy_run", copy_run)
     monkeypatch.setattr(mlflow_copy, "copy_parent", lambda *_, **__: "parent")
     monkeypatch.setattr(mlflow_copy, "finish_parent", lambda *_: None)
-    this = mirror.Mirror(sweep, f"sqlite:///{sweep.parent}/store.db", "e")
+    this = mlflow_tracker.Mirror(sweep, f"sqlite:///{sweep.parent}/store.db", "e")
     assert this.copy() == mlflow_copy.Copied(runs=1) and copied == ["b"]
     assert len(this.problems) == 1 and str(sweep / "a") in this.problems[0]
 

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from grpo_sweeps.tracking.growing import TAIL, GrowingFile, growing
+from grpo_sweeps.tracking.lines import TAIL, GrowingFile, growing
 
 
 def sha(data: bytes) -> str:

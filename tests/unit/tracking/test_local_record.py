@@ -17,7 +17,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from grpo_sweeps.tracking import journal as journal_module
-from grpo_sweeps.tracking.columns import Columns
+from grpo_sweeps.tracking.journal import Columns
 from grpo_sweeps.tracking.local import (
     LocalRecord,
     completions_frame,

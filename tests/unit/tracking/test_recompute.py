@@ -10,11 +10,11 @@ from typing import Any
 
 import pytest
 
-from grpo_sweeps.sweep.lock import only_writer
 from grpo_sweeps.sweep.overview import collect
 from grpo_sweeps.tracking import recompute
 from grpo_sweeps.tracking.lines import METRICS, RECOMPUTED
 from grpo_sweeps.tracking.local import LocalRecord, read_groups, read_metrics
+from grpo_sweeps.tracking.locks import only_writer
 from grpo_sweeps.tracking.recompute import correct_sweep
 from grpo_sweeps.tracking.status import RunStatus, read_status, write_status
 from tests.older_runs import LAST, STEPS, contents, groups_of, logged_values, older_run, right_values

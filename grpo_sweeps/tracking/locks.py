@@ -1,18 +1,19 @@
-"""One writer a run: the lock of its folder, and what stands in for it on a file system without locks."""
+"""Locks between processes: one writer per run, with what stands in for its lock on a file system without locks; and a
+lock that is waited for."""
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import fcntl
 import os
 import time
 import uuid
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from pathlib import Path
 
-from grpo_sweeps.sweep.ledger import status_or_none
 from grpo_sweeps.tracking.atomic import write_text
+from grpo_sweeps.tracking.status import RecordError, read_status
 
 LOCK_FILE, OWNER_FILE = ".lock", ".owner"
 NO_LOCKS = (errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP)
@@ -25,7 +26,7 @@ class NotOurs(Exception):
     """Another process has taken the run's folder: nothing is written into it any more."""
 
 
-@contextmanager
+@contextlib.contextmanager
 def only_writer(run_dir: Path, settle_s: float | None = None) -> Iterator[Mine | None]:
     """Hold the run while in the context. Yields None when another process holds it, else a function that says whether
     it is still ours.
@@ -49,7 +50,10 @@ def only_writer(run_dir: Path, settle_s: float | None = None) -> Iterator[Mine |
 
 
 def _by_name(run_dir: Path, settle_s: float) -> Mine | None:
-    status = status_or_none(run_dir)
+    try:
+        status = read_status(run_dir)
+    except RecordError:
+        status = None
     if status is not None and status.state == "running" and not status.stale():
         return None
     name, path = f"{uuid.uuid4().hex} {os.getpid()}\n", run_dir / OWNER_FILE
@@ -63,3 +67,32 @@ def _by_name(run_dir: Path, settle_s: float) -> Mine | None:
     write_text(path, name)
     time.sleep(settle_s)
     return mine if mine() else None
+
+
+@contextlib.contextmanager
+def locked(path: Path, wait: float) -> Iterator[bool]:
+    """Hold an exclusive lock on `path` (made when missing); yields False when another process kept it for `wait`
+    seconds.
+
+    The system frees the lock when its holder dies. A file system without locks yields True: there, one copying
+    process at a time is the user's care.
+    """
+    descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o666)
+    deadline = time.monotonic() + wait
+    try:
+        while True:
+            try:
+                fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                if time.monotonic() >= deadline:
+                    yield False
+                    return
+                time.sleep(0.1)
+                continue
+            except OSError as error:
+                if error.errno not in NO_LOCKS:
+                    raise
+            break
+        yield True
+    finally:
+        os.close(descriptor)

@@ -1,0 +1,157 @@
+"""The tracker that copies to MLflow: `tracking=mlflow`. See `tracker` for what a tracker is.
+
+Light: MLflow, and what reads the records (`mlflow_copy`), are imported by the first pass that has something to copy.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import importlib.util
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from grpo_sweeps.config import TrackingConfig
+from grpo_sweeps.tracking.locks import locked
+from grpo_sweeps.tracking.mlflow_store import (
+    RefusedError,
+    Store,
+    StoreError,
+    import_mlflow,
+    resolve_uri,
+    sqlite_path,
+)
+from grpo_sweeps.tracking.provenance import redact
+from grpo_sweeps.tracking.tracker import Copied, NotInstalled
+
+LOCK_NAME = ".mlflow.lock"
+
+
+class MLflowTracker:
+    """Copies to a server, many jobs at once, or to a database, one process at a time.
+
+    Raises ConfigError for an address that records cannot be copied to, NotInstalled where MLflow is not.
+    """
+
+    name = "MLflow"
+
+    def __init__(self, tracking: TrackingConfig) -> None:
+        self.uri, self.experiment = resolve_uri(tracking.uri), tracking.experiment
+        if importlib.util.find_spec("mlflow") is None:
+            raise NotInstalled("mlflow")
+        self.place = redact(self.uri)
+        self.shared = self.uri.startswith(("http://", "https://"))  # SQLite has one writer
+        self._mirrors: dict[tuple[Path, str | None], Mirror] = {}
+
+    def prepare(self) -> None:
+        """Make the store and its experiment where they are missing."""
+        prepare_store(self.uri, self.experiment)
+
+    def copy(self, sweep_dir: Path, only: str | None = None, wait: float = 0.0) -> Copied | None:
+        """One pass over a sweep's runs; a parent run for the sweep, a child for each run."""
+        mirror = self._mirrors.setdefault((sweep_dir, only), Mirror(sweep_dir, self.uri, self.experiment, only))
+        copied = mirror.copy(wait)
+        return None if copied is None else replace(copied, problems=tuple(mirror.problems))
+
+
+class Mirror:
+    """Copies one sweep (or one run of it) to one store, pass by pass; remembers what needs no look."""
+
+    def __init__(self, sweep_dir: Path, uri: str, experiment: str, only: str | None = None) -> None:
+        self.sweep_dir, self.uri, self.experiment, self.only = sweep_dir, uri, experiment, only
+        self._store: Store | None = None
+        self._seen: dict[Path, Any] = {}
+        self.problems: list[str] = []
+
+    def copy(self, wait: float = 0.0) -> Copied | None:
+        """One pass. None when another process copies to the same place for longer than `wait` seconds.
+
+        Afterwards `problems` holds a sentence for each run that could not be copied. Raises StoreError when the store
+        cannot be reached.
+        """
+        with contextlib.ExitStack() as locks:
+            path = sqlite_path(self.uri)
+            if path is not None:  # one writer at a time, and one that initialises the file
+                path.parent.mkdir(parents=True, exist_ok=True)
+                if not locks.enter_context(locked(path.with_name(path.name + ".lock"), wait)):
+                    return None
+            if self.only is None and not locks.enter_context(locked(self.sweep_dir / LOCK_NAME, wait)):
+                return None
+            try:
+                return self._copy(wait)
+            except StoreError as error:
+                if not isinstance(error, RefusedError):
+                    self._store = None  # the next pass opens it again, and notices within seconds when nobody is there
+                raise
+
+    def _copy(self, wait: float) -> Copied:
+        from grpo_sweeps.tracking import mlflow_copy as copying
+
+        total = copying.Copied()
+        runs, self.problems = copying.read_statuses(self.sweep_dir, self.only)
+        # A run that waits for its first turn has nothing to show; one that was requeued goes on under its id.
+        begun = [(f, s) for f, s in runs if s.state != "queued" or _has_metrics(f)]
+        looks = {folder: _look(folder, status.stale()) for folder, status in begun}
+        todo = [(folder, status) for folder, status in begun if self._seen.get(folder) != looks[folder]]
+        if not todo:
+            return total
+        if self._store is None:
+            self._store = Store(self.uri, self.experiment)
+        parent_lock = self.sweep_dir / (LOCK_NAME + ".parent")  # jobs that mirror one run each share the parent
+        statuses = [status for _, status in runs]
+        with locked(parent_lock, 30.0):
+            parent_id = copying.copy_parent(self._store, self.sweep_dir, statuses, verify=not self._seen)
+        for folder, status in todo:
+            verify = folder not in self._seen
+            self._seen.pop(folder, None)
+            try:
+                with locked(folder / LOCK_NAME, wait) as mine:
+                    if mine:
+                        total.add(copying.copy_run(self._store, folder, status, parent_id, verify))
+                        self._seen[folder] = looks[folder]
+            except (RefusedError, OSError, ValueError) as error:
+                self.problems.append(f"{folder}: {redact(' '.join(str(error).split()))}")
+            except (KeyError, TypeError, AttributeError) as error:  # a damaged file must not stop the other runs
+                self.problems.append(f"{folder}: its files are damaged ({redact(repr(error))}).")
+        if self.only is not None and statuses[0].state != "running":  # else the parent runs, whatever the others do
+            statuses = [status for _, status in copying.read_statuses(self.sweep_dir)[0]]
+        with locked(parent_lock, 30.0):
+            copying.finish_parent(self._store, self.sweep_dir, statuses)
+        return total
+
+
+def prepare_store(uri: str, experiment: str, wait: float = 60.0) -> None:
+    """Make the store and its experiment where they are missing; imports MLflow. Raises StoreError.
+
+    A dozen processes that meet on a fresh database fail in its migrations: one makes it, under the lock that copies to
+    it take as well, and the others find it made.
+    """
+    path = sqlite_path(uri)
+    if path is not None:
+        import_mlflow(uri)  # before the lock, or the last of them waits for the imports of all others
+    with contextlib.ExitStack() as locks:
+        if path is not None:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            if not locks.enter_context(locked(path.with_name(path.name + ".lock"), wait)):
+                raise StoreError(f"{redact(uri)}: another process has been writing to it for {wait:.0f} s.")
+        Store(uri, experiment)
+
+
+def _has_metrics(folder: Path) -> bool:
+    try:
+        return (folder / "metrics.jsonl").stat().st_size > 0
+    except FileNotFoundError:
+        return False
+
+
+def _look(folder: Path, stale: bool) -> tuple[Any, ...]:
+    """What changes when there is something to copy."""
+    sizes: list[tuple[int, int] | None] = []
+    for name in ("status.json", "metrics.jsonl", "config.yaml", "log.txt"):
+        try:
+            stat = (folder / name).stat()
+        except FileNotFoundError:
+            sizes.append(None)
+        else:
+            sizes.append((stat.st_size, stat.st_mtime_ns))
+    return (stale, *sizes)

@@ -1,0 +1,133 @@
+"""What copies the local records of runs to another place: the `Tracker` protocol, and how a configuration chooses one.
+
+`tracking=mlflow` and `tracking=local` (none) are built in. Any other is a class by its dotted path, without a change to
+the package:
+
+    python -m grpo_sweeps.run R=4 tracking=custom tracking.kind=my_module.MyTracker
+"""
+
+from __future__ import annotations
+
+import importlib
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Protocol
+
+from grpo_sweeps.config import TrackingConfig
+from grpo_sweeps.types import ConfigError
+
+LOCAL = "local"  # the local record alone
+BUILT_IN = {"mlflow": "grpo_sweeps.tracking.mlflow_tracker.MLflowTracker"}
+
+
+class TrackerError(RuntimeError):
+    """The place cannot be reached now: one sentence. The local record is whole, and a later copy completes it."""
+
+
+class NotInstalled(ConfigError):
+    """A package that a tracker needs is not installed here."""
+
+    def __init__(self, package: str) -> None:
+        super().__init__(f"{package} is not installed here: pip install {package}, or run sync where it is.")
+        self.package = package
+
+
+@dataclass
+class Copied:
+    """What one pass sent, and a sentence for each run that could not be copied."""
+
+    runs: int = 0
+    points: int = 0
+    artifacts: int = 0
+    problems: tuple[str, ...] = ()
+
+    def add(self, other: Copied) -> None:
+        """Count what another run took as well."""
+        self.runs += other.runs
+        self.points += other.points
+        self.artifacts += other.artifacts
+
+
+class Tracker(Protocol):
+    """Copies the local records of sweeps to one place. The class is called with the run's TrackingConfig.
+
+    The local record (docs/records.md) is the truth and a tracker's place a copy of it that can be made again at any
+    time. A tracker runs outside the training loop, in a process of its own at low priority: `copy` is called every few
+    seconds while runs go on, once more when they have ended, and by `python -m grpo_sweeps.sync` when somebody asks. It
+    reads run folders (`grpo_sweeps.tracking.local`, `grpo_sweeps.tracking.status`) and never writes into the records;
+    a file of its own in a run's folder may note what was copied. It must be idempotent: killed at any moment and called
+    again, nothing is missing and nothing is there twice. Records may also go back behind what was copied, when a run
+    goes on from a checkpoint, and `sync` may add lines of correction to them.
+
+    The launching process makes the object as well, before anything starts, to ask for `name` and `shared`: the
+    constructor opens nothing and imports nothing heavy. It raises ConfigError, one sentence, for settings that it
+    cannot use, and NotInstalled where a package is missing; the runs then go on with the local record alone.
+
+    Attributes:
+        name: what the place is called in sentences ("MLflow").
+        place: the address in sentences, without user and password.
+        shared: may many processes write at once? Then each job of a cluster copies its own run while it trains; else
+            the launching process alone copies.
+    """
+
+    name: str
+    place: str
+    shared: bool
+
+    def prepare(self) -> None:
+        """Make the place where it is missing. Called once before many jobs meet there, and by `sync --init`.
+
+        Raises:
+            TrackerError: when it cannot be made now. The runs go on without it.
+        """
+
+    def copy(self, sweep_dir: Path, only: str | None = None, wait: float = 0.0) -> Copied | None:
+        """Bring the copy of a sweep up to date with its records; a call that finds nothing new is cheap.
+
+        Args:
+            sweep_dir: the sweep's folder, `runs/<sweep>`, with a folder for each run. It may hold no run yet.
+            only: the identity of the one run to copy; None: all of them.
+            wait: seconds to wait for another process that copies to the same place.
+
+        Returns:
+            What was sent, with a sentence in `problems` for each run that could not be copied; None when another
+            process kept the place for longer than `wait`.
+
+        Raises:
+            TrackerError, OSError: when the place cannot be reached. `copy` is called again, half a minute later.
+        """
+
+
+MEMBERS = ("name", "place", "shared", "prepare", "copy")
+
+
+def load(tracking: TrackingConfig) -> Tracker | None:
+    """The tracker that `tracking.kind` names; None for `local`.
+
+    Raises:
+        ConfigError: when it cannot be imported or made, or lacks a part of the protocol.
+        NotInstalled: when a package that it needs is not here.
+    """
+    if tracking.kind == LOCAL:
+        return None
+    said = f"tracking.kind={tracking.kind}"
+    module, _, name = BUILT_IN.get(tracking.kind, tracking.kind).rpartition(".")
+    try:
+        made: Tracker = getattr(importlib.import_module(module), name)(tracking)
+    except ConfigError:
+        raise
+    except Exception as error:  # the module's own, whatever it is
+        raise ConfigError(
+            f"{said}: no tracker can be made of it ({type(error).__name__}: {error}); the dotted path of a class "
+            f"that takes a TrackingConfig is needed, such as my_module.MyTracker"
+        ) from error
+    missing = [member for member in MEMBERS if not hasattr(made, member)]
+    if missing:
+        raise ConfigError(f"{said}: it has no {', '.join(missing)}; see grpo_sweeps.tracking.tracker.Tracker")
+    return made
+
+
+def shared(tracking: TrackingConfig) -> bool:
+    """May the jobs of a sweep copy their own records at the same time?"""
+    tracker = load(tracking)
+    return tracker is not None and tracker.shared
