@@ -8,22 +8,23 @@ Weights are as the architecture initialises them. Rows are formed for some param
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 
+from grpo_sweeps.benchmarks.options import ErrorOptions as Options
 from grpo_sweeps.benchmarks.rows import autograd_gram
 from grpo_sweeps.benchmarks.setup import (
     Batch,
-    ModelOptions,
     check_lengths,
+    check_model,
     drop_grads,
     environment,
     free_memory,
     model_config,
+    prepare,
     random_batch,
     random_model,
     write_json,
@@ -52,28 +53,10 @@ CPU_ROW_BYTES = 4 * 2**30
 COLUMNS = ("float64", "ours", "autograd")
 
 
-@dataclass(frozen=True)
-class Options(ModelOptions):
-    """R rows of T tokens, of which the first `prompt` are not scored. layers, vocabulary: of the model, 0 = its own."""
-
-    model: str = "nemotron_mini_4b"
-    layers: int = 4
-    vocabulary: int = 8192
-    R: int = 8
-    T: int = 512
-    prompt: int = 1
-    device: str = "auto"
-    dtype: str = "bfloat16"
-    form: str = "auto"
-    block_mb: float = 0.0  # 0 = the default of the device
-    threads: int = 0
-    json: str = ""
-
-
 def run(options: Options, command: str) -> None:
     """Print the comparison; with json=path also write it, the Grams included."""
     check(options)
-    device = options.prepare()
+    device = prepare(options)
     changes = {"num_hidden_layers": options.layers, "vocab_size": options.vocabulary}
     config = model_config(options.model, **{key: value for key, value in changes.items() if value})
     model = random_model(config, options.dtype, device)
@@ -95,7 +78,7 @@ def run(options: Options, command: str) -> None:
 
 
 def check(options: Options) -> None:
-    options.check_model()
+    check_model(options)
     if options.R < 2:
         raise ConfigError(f"bench: R={options.R}: allowed are whole numbers from 2")
     check_lengths(options.prompt, [options.T])

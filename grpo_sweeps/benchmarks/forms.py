@@ -5,12 +5,12 @@ from __future__ import annotations
 import statistics
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from grpo_sweeps.benchmarks.options import FormsOptions as Options
 from grpo_sweeps.benchmarks.setup import (
     DTYPES,
     check_choice,
@@ -31,18 +31,6 @@ SHAPES = {
     "cpu": ((512, 512), (1408, 512), (2048, 2048)),
     "cuda": ((128, 896), (896, 896), (4864, 896), (1024, 3072), (3072, 3072), (9216, 3072)),
 }
-
-
-@dataclass(frozen=True)
-class Options:
-    """One weight (o, i) at a time; medians of `repeats`. plain: the ordinary weight-gradient product."""
-
-    R: int = 8
-    T: tuple[int, ...] = (8, 16, 32, 64, 128, 256, 512, 1024)
-    device: str = "auto"
-    dtype: str = "float32"
-    repeats: int = 7
-    json: str = ""
 
 
 def run(options: Options, command: str) -> None:

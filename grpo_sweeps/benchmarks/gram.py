@@ -14,25 +14,28 @@ import os
 import subprocess
 import sys
 from collections.abc import Callable
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, replace
 from functools import partial
 from typing import Any
 
 import torch
 from torch import nn
 
+from grpo_sweeps.benchmarks.options import GramOptions as Options
+from grpo_sweeps.benchmarks.options import ModelOptions
 from grpo_sweeps.benchmarks.rivals import SUBJECTS
 from grpo_sweeps.benchmarks.rows import autograd_gram, frobenius_error
 from grpo_sweeps.benchmarks.setup import (
     Batch,
-    ModelOptions,
     check_choice,
     check_lengths,
+    check_model,
     check_positive,
     drop_grads,
     environment,
     free_memory,
     model_config,
+    prepare,
     random_batch,
     random_model,
     small_config,
@@ -40,37 +43,16 @@ from grpo_sweeps.benchmarks.setup import (
 )
 from grpo_sweeps.benchmarks.subjects import Subject
 from grpo_sweeps.benchmarks.timing import attempt, join_notes, resident_growth, time_subjects
+from grpo_sweeps.cli import written
 
 SMALL_T = 128
 SMALL_ROW_BYTES = 4 * 2**30
 
 
-@dataclass(frozen=True)
-class Options(ModelOptions):
-    """groups of R rows, T tokens a row of which the first `prompt` are not scored; one thread a CPU unless `threads`
-    says."""
-
-    subjects: tuple[str, ...] = ("plain", "ours")
-    model: str = "tiny"
-    R: int = 8
-    groups: int = 1
-    T: int = 128
-    prompt: int = 1
-    device: str = "auto"
-    dtype: str = "float32"
-    form: str = "auto"
-    block_mb: float = 0.0  # 0 = the default of the device
-    checkpointing: bool = False
-    threads: int = 0
-    repeats: int = 7
-    json: str = ""
-    peak_of: str = ""  # the child processes' own: one subject
-
-
 def run(options: Options, command: str) -> None:
     """Print the comparison; with json=path also write it."""
     check(options)
-    device = options.prepare()
+    device = prepare(options)
     if options.peak_of:
         print(json.dumps(child_growth(options, device)))
         return
@@ -97,7 +79,7 @@ def run(options: Options, command: str) -> None:
 
 
 def check(options: Options) -> None:
-    options.check_model()
+    check_model(options)
     for name in options.subjects:
         check_choice("subjects", name, (*SUBJECTS, "all"))
     if options.peak_of:
@@ -139,7 +121,7 @@ def child_growth(options: Options, device: torch.device) -> float | None:
 
 def peak_of_child(options: Options) -> tuple[float | None, str]:
     """(MB, "") or (None, why not)."""
-    words = [f"{key}={word_of(value)}" for key, value in asdict(options).items()]
+    words = [f"{key}={written(value)}" for key, value in asdict(options).items()]
     command = [sys.executable, "-m", "grpo_sweeps.bench", "gram", *words]
     # Blocks above 64 KB go back to the system when freed: what is resident is what tensors hold, not what malloc kept.
     environ = os.environ | {"MALLOC_MMAP_THRESHOLD_": str(2**16)}
@@ -148,13 +130,6 @@ def peak_of_child(options: Options) -> tuple[float | None, str]:
         last = done.stderr.strip().splitlines()[-1:] or [""]
         return None, f"peak not measured: exit code {done.returncode} {last[0]}".rstrip()
     return json.loads(done.stdout.splitlines()[-1]), ""
-
-
-def word_of(value: Any) -> str:
-    """A value as it is written on the command line."""
-    if isinstance(value, bool):
-        return str(value).lower()
-    return ",".join(map(str, value)) if isinstance(value, tuple) else str(value)
 
 
 def print_table(result: dict[str, Any]) -> None:

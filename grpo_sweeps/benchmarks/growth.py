@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import itertools
 import json
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -16,41 +15,21 @@ from torch import nn
 
 from grpo_sweeps.benchmarks.gram import makers
 from grpo_sweeps.benchmarks.growth_figure import draw
+from grpo_sweeps.benchmarks.options import GrowthOptions as Options
 from grpo_sweeps.benchmarks.setup import (
-    ModelOptions,
     check_lengths,
+    check_model,
     check_positive,
     environment,
     free_memory,
     model_config,
+    prepare,
     random_batch,
     random_model,
     write_json,
 )
 from grpo_sweeps.benchmarks.timing import attempt, time_subjects
 from grpo_sweeps.types import ConfigError
-
-
-@dataclass(frozen=True)
-class Options(ModelOptions):
-    """One group of R rows of T tokens at a time. through=R,T: only pairs with this R or this T, 0,0 for all pairs.
-    figure: path without suffix; without it none is drawn."""
-
-    model: str = "tiny"
-    R: tuple[int, ...] = (2, 4, 8, 16, 32)
-    T: tuple[int, ...] = (256, 512, 1024)
-    through: tuple[int, ...] = (0, 0)
-    prompt: int = 1
-    device: str = "auto"
-    dtype: str = "float32"
-    form: str = "auto"
-    block_mb: float = 0.0  # 0 = the default of the device
-    checkpointing: bool = False
-    threads: int = 0
-    repeats: int = 7
-    json: str = ""
-    figure: str = ""
-    from_: str = ""
 
 
 def run(options: Options, command: str) -> None:
@@ -67,7 +46,7 @@ def run(options: Options, command: str) -> None:
 
 
 def check(options: Options) -> None:
-    options.check_model()
+    check_model(options)
     check_positive(repeats=options.repeats)
     for R in options.R:
         check_positive(R=R)
@@ -91,7 +70,7 @@ def read(path: str) -> dict[str, Any]:
 
 
 def measure(options: Options, command: str) -> dict[str, Any]:
-    device = options.prepare()
+    device = prepare(options)
     model = random_model(model_config(options.model), options.dtype, device, options.checkpointing)
     result = environment("growth", command, options, device)
     result |= {"parameters": sum(p.numel() for p in model.parameters()), "points": []}

@@ -10,11 +10,12 @@ import time
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor, ThreadPoolExecutor
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from typing import Any
 
 import torch
 
+from grpo_sweeps.benchmarks.options import ShapesOptions as Options
 from grpo_sweeps.benchmarks.setup import (
     DTYPES,
     check_choice,
@@ -35,22 +36,6 @@ CUDA_WORKERS = 8  # processes that share the card: a shape's kernel is compiled 
 ALLOWED = {torch.float64: 16.0, torch.float32: 16.0, torch.float16: 4.0, torch.bfloat16: 4.0}  # machine epsilons
 CHUNK = 10  # shapes that a process takes at a time
 REFERENCE = ("blocks", "reference")  # where a kernel could not take the shape
-
-
-@dataclass(frozen=True)
-class Options:
-    """tokens: the most of a row. work: the most multiplications of a shape's forward. index: this shape alone, -1 all.
-    workers: processes, 0 = 1 on a CPU and 8 on CUDA."""
-
-    count: int = 1000
-    seed: int = 0
-    dtype: str = "bfloat16"
-    device: str = "auto"
-    tokens: int = 4096
-    work: float = 1.4e11
-    index: int = -1
-    workers: int = 0
-    json: str = ""
 
 
 def run(options: Options, command: str) -> int:

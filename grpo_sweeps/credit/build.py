@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from grpo_sweeps.credit.figure import profile_plot
+from grpo_sweeps.credit.options import Options
 from grpo_sweeps.credit.page import render_page
 from grpo_sweeps.credit.runs import find_run, load_run
 from grpo_sweeps.credit.sampling import Plan, Sampled, choose, draw
@@ -28,24 +29,6 @@ from grpo_sweeps.types import ConfigError, Problem
 
 PROBLEMS = ("train", "held_out")
 NOTHING = "All rewards of each problem are equal: there is no variance to share."
-
-
-@dataclass(frozen=True)
-class Options:
-    """sweep, run: whose checkpoint; problems: train or held_out; prompts: how many of them, `rollouts` completions of
-    each; continuations of every prefix; every: tokens of a segment; out: "" = reports/SWEEP/credit."""
-
-    sweep: str = ""
-    run: str = ""
-    problems: str = "train"
-    prompts: int = 8
-    rollouts: int = 2
-    continuations: int = 32
-    every: int = 1
-    seed: int = 0
-    device: str = "auto"
-    runs_dir: str = "runs"
-    out: str = ""
 
 
 @dataclass(frozen=True)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from pathlib import Path
 
 import numpy as np
@@ -22,6 +22,7 @@ from grpo_sweeps.science import binary as counting
 from grpo_sweeps.science.budget import Budget
 from grpo_sweeps.science.claim import EXACT, Claim, Z
 from grpo_sweeps.science.figures import Curves
+from grpo_sweeps.science.options import Options
 from grpo_sweeps.science.prompts import Prompt
 from grpo_sweeps.science.whole_step import Ascent, drawn, gradient_of, oracle_step
 
@@ -46,19 +47,6 @@ RULES = (
     "report of a thousand has a miss by chance. A claim about Nemotron-4B is not decided by another policy: what is "
     "shown here is what follows from the definitions, and what does not."
 )
-
-
-@dataclass(frozen=True)
-class Options:
-    """policies: how many, seeds from `seed`; prompts: of each; draws: of every Monte Carlo check; steps: drawn ones a
-    point of the figures."""
-
-    policies: int = 2
-    prompts: int = 4
-    seed: int = 0
-    draws: int = 20_000
-    steps: int = 200
-    out: str = "reports/theory"
 
 
 def rewards_of(prompts: int) -> list[TokenReward]:
