@@ -146,7 +146,8 @@ class Command(Generic[C]):
             ConfigError: for a word that is not understood or a value of another type.
             SystemExit: with code 0, after --help or --version.
         """
-        flags, words = self.parser().parse_known_args(list(argv))
+        flags, unknown = self.parser().parse_known_args([word for word in argv if "=" not in word])
+        words = [word for word in argv if "=" in word or word in unknown]
         return self.options(**(self._values(words) | {name: True for name, given in vars(flags).items() if given}))
 
     def _values(self, words: Sequence[str]) -> dict[str, Any]:
@@ -217,7 +218,7 @@ def parser_of(program: str, usage: str, about: str, listing: str = "", title: st
     """A parser with --help and --version, and its group of flags. listing: lines below `title` on the page."""
     parser = Parser(
         prog=program,
-        usage=textwrap.fill(f"{program} {usage}", WIDTH - 7, subsequent_indent="  ", **_WHOLE).replace("%", "%%"),
+        usage="\n".join(_wrapped(f"{program} {usage}", WIDTH - len("usage: "), "  ")).replace("%", "%%"),
         description=about.strip(),
         formatter_class=lambda prog: argparse.RawDescriptionHelpFormatter(prog, width=WIDTH),
         add_help=False,
@@ -243,7 +244,7 @@ def page_or_version(parser: argparse.ArgumentParser, words: Sequence[str]) -> bo
 def table(rows: Sequence[tuple[str, str]]) -> str:
     """Two columns, the second one wrapped."""
     wide = max(len(left) for left, _ in rows) + 2
-    wrapped = [textwrap.wrap(right, WIDTH - 2 - wide, **_WHOLE) or [""] for _, right in rows]
+    wrapped = [_wrapped(right, WIDTH - 2 - wide) for _, right in rows]
     lines = [left.ljust(wide) + ("\n" + " " * wide).join(right) for (left, _), right in zip(rows, wrapped, strict=True)]
     return "\n".join(lines)
 
@@ -255,7 +256,10 @@ def written(value: Any) -> str:
     return ",".join(map(str, value)) if isinstance(value, tuple) else str(value)
 
 
-_WHOLE: dict[str, bool] = {"break_long_words": False, "break_on_hyphens": False}
+def _wrapped(text: str, width: int, indent: str = "") -> list[str]:
+    """The text in lines that break between words only; those after the first are indented."""
+    lines = textwrap.wrap(text, width, subsequent_indent=indent, break_long_words=False, break_on_hyphens=False)
+    return lines or [""]
 
 
 def _key(one: Any, hint: Any) -> Key:

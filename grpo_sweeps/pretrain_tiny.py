@@ -58,7 +58,7 @@ class Options:
 COMMAND = cli.Command(
     "python -m grpo_sweeps.pretrain_tiny",
     Options,
-    __doc__,
+    __doc__ or "",
     "{word!r} is not allowed: give key=value with a key of {allowed}.",
     wrong="{key}={value!r} is not allowed: it must be of type {type}.",
     each="{key}",
