@@ -1,35 +1,46 @@
-"""Entry point: python -m grpo_sweeps.cancel sweep=NAME [runs_dir=runs]
+"""Ends what is queued or running of a sweep: its SLURM jobs (scancel) and its processes on this machine (SIGTERM).
 
-Ends what is queued or running of a sweep: its SLURM jobs (scancel) and its processes on this machine (SIGTERM). Every
-run stays resumable: the command that started the sweep, given again, goes on from the last checkpoints. Exit code 0,
-also where there was nothing to cancel; 1 when something could not be cancelled; 2 for a bad command.
+Every run stays resumable: the command that started the sweep, given again, goes on from the last checkpoints. Exit code
+0, also where there was nothing to cancel; 1 when something could not be cancelled; 2 for a bad command.
 """
 
 from __future__ import annotations
 
 import sys
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
+from grpo_sweeps import cli
 from grpo_sweeps.types import ConfigError
 
-ALLOWED = "allowed are sweep=NAME and runs_dir=FOLDER"
+
+@dataclass(frozen=True)
+class Options:
+    """The command's keys."""
+
+    sweep: str = cli.key("", "the sweep to end", "NAME", required=True)
+    runs_dir: str = cli.key("runs", "where the runs are", "FOLDER")
+
+
+COMMAND = cli.Command(
+    "python -m grpo_sweeps.cancel", Options, __doc__ or "", "{word}: not understood; allowed are {allowed}"
+)
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Cancel, say what was done, and return the exit code."""
+    return cli.run(COMMAND, argv, _cancel)
+
+
+def _cancel(options: Options) -> int:
     from grpo_sweeps.sweep.cancel import cancel
+    from grpo_sweeps.sweep.paths import sweep_folder
     from grpo_sweeps.sweep.say import count, say
 
-    words = list(sys.argv[1:] if argv is None else argv)
-    if {"-h", "--help"} & set(words):
-        print(__doc__)
-        return 0
-    try:
-        folder = _folder(words)
-    except ConfigError as error:
-        say(f"error: {error}")
-        return 2
+    if not options.sweep:
+        raise ConfigError(f"sweep: a value is required and none is given; allowed are {COMMAND.allowed}")
+    folder = sweep_folder(Path(options.runs_dir), options.sweep)
     done = cancel(folder)
     ended = len(done.jobs) + len(done.processes)
     for name in (*done.jobs, *done.processes):
@@ -41,21 +52,6 @@ def main(argv: Sequence[str] | None = None) -> int:
     elif not done.problems:
         say(f"sweep {folder.name}: nothing of it is queued or running")
     return 1 if done.problems else 0
-
-
-def _folder(words: Sequence[str]) -> Path:
-    """The folder of the sweep that the command names."""
-    from grpo_sweeps.sweep.paths import sweep_folder
-
-    options = {"sweep": "", "runs_dir": "runs"}
-    for word in words:
-        key, equals, value = word.partition("=")
-        if not equals or key not in options:
-            raise ConfigError(f"{word}: not understood; {ALLOWED}")
-        options[key] = value
-    if not options["sweep"]:
-        raise ConfigError(f"sweep: a value is required and none is given; {ALLOWED}")
-    return sweep_folder(Path(options["runs_dir"]), options["sweep"])
 
 
 if __name__ == "__main__":

@@ -1,6 +1,4 @@
-"""usage: python -m grpo_sweeps.check [-m] [GROUP=CHOICE] [KEY=VALUE] ... [+sweeps=NAME]
-
-A flight check: the same words as `python -m grpo_sweeps.run` (see its --help for groups, choices and sweeps), but
+"""A flight check: the same words as `python -m grpo_sweeps.run` (see its --help for groups, choices and sweeps), but
 instead of the runs two steps of one of them, of a sweep its heaviest: load, sample, verify the Gram, measure, update,
 stop with a checkpoint, resume from it. Everything is written to a temporary folder that is removed afterwards.
 
@@ -16,16 +14,18 @@ from __future__ import annotations
 import sys
 from collections.abc import Sequence
 
+from grpo_sweeps import cli
+
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Make the check and return its exit code."""
+    words = list(sys.argv[1:] if argv is None else argv)
+    usage = "[-m] [GROUP=CHOICE] [KEY=VALUE] ... [+sweeps=NAME]"
+    if cli.page_or_version(cli.parser_of("python -m grpo_sweeps.check", usage, __doc__ or "")[0], words):
+        return 0
     from grpo_sweeps import run
     from grpo_sweeps.sweep.flight import fly
 
-    words = list(sys.argv[1:] if argv is None else argv)
-    if any(word in ("-h", "--help") for word in words):
-        print((__doc__ or "").strip())
-        return 0
     return run.main(words, fly)
 
 

@@ -1,11 +1,10 @@
 """Makes the embedded model: a small Llama with a character tokenizer, trained on worked arithmetic.
 
-    python -m grpo_sweeps.pretrain_tiny out=FOLDER [steps=..] [device=cpu|cuda] [seed=..] [batch=..] [lr=..]
-
 Supervised cross-entropy on "prompt + solution + end of text"; held-out problems of the task never occur in it, for any
 seed of the task. Training stops at the first evaluation where at least `low` of the sampled answers (temperature 1,
 strict parsing) are right, so that a policy gradient has room to improve it. The same command on the same device and
 library versions makes the same weights; elsewhere they differ by rounding, and the stop can fall on another evaluation.
+Exit code 0; 1 when the accuracy window was not met; 2 for a bad command.
 """
 
 from __future__ import annotations
@@ -13,12 +12,13 @@ from __future__ import annotations
 import json
 import sys
 import time
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import numpy as np
 
+from grpo_sweeps import cli
 from grpo_sweeps.rewards.parsing import verdict
 from grpo_sweeps.tasks.arithmetic import arithmetic
 from grpo_sweeps.types import ConfigError, Problem
@@ -38,32 +38,43 @@ TASK_SEED = 1_000_003  # of the pretraining problems; runs use small seeds
 
 @dataclass(frozen=True)
 class Options:
-    """Options of the command, `key=value`. low, high: the window of sampled accuracy to stop in."""
+    """The command's keys."""
 
-    out: str = ""
-    steps: int = 3000
-    device: str = "cpu"
-    seed: int = 0
-    batch: int = 64
-    lr: float = 4e-4
-    warmup: int = 200
-    problems: int = 200_000
-    prompt_weight: float = 0.1
-    eval_every: int = 100
-    eval_problems: int = 256
-    low: float = 0.38
-    high: float = 0.50
+    out: str = cli.key("", "where the model is written", "FOLDER", required=True)
+    steps: int = cli.key(3000, "the most steps of the optimizer")
+    device: str = cli.key("cpu", "where it is trained", "cpu|cuda")
+    seed: int = cli.key(0, "of weights and batches")
+    batch: int = cli.key(64, "problems per step")
+    lr: float = cli.key(4e-4, "learning rate")
+    warmup: int = cli.key(200, "steps over which the learning rate rises")
+    problems: int = cli.key(200_000, "problems to draw batches from")
+    prompt_weight: float = cli.key(0.1, "weight of a prompt's tokens in the loss; 1 for those of the solution")
+    eval_every: int = cli.key(100, "steps between evaluations")
+    eval_problems: int = cli.key(256, "held-out problems per evaluation")
+    low: float = cli.key(0.38, "sampled accuracy at which training stops")
+    high: float = cli.key(0.50, "sampled accuracy above which there is too little left to learn")
+
+
+COMMAND = cli.Command(
+    "python -m grpo_sweeps.pretrain_tiny",
+    Options,
+    __doc__ or "",
+    "{word!r} is not allowed: give key=value with a key of {allowed}.",
+    wrong="{key}={value!r} is not allowed: it must be of type {type}.",
+    each="{key}",
+    last=", ",
+)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Entry point. Exit code 0; 1 when the accuracy window was not met; 2 for a bad command."""
-    try:
-        options = parse(sys.argv[1:] if arguments is None else arguments)
-        history = pretrain(options)
-    except ConfigError as error:
-        print(error, file=sys.stderr)
-        return 2
-    last = history[-1]["accuracy"]
+    return cli.run(COMMAND, arguments, _make)
+
+
+def _make(options: Options) -> int:
+    if not options.out:
+        raise ConfigError("out is missing: give out=FOLDER, where the model is written.")
+    last = pretrain(options)[-1]["accuracy"]
     if options.low <= last <= options.high:
         return 0
     print(
@@ -72,23 +83,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
         file=sys.stderr,
     )
     return 1
-
-
-def parse(arguments: Sequence[str]) -> Options:
-    """`key=value` words to Options. Raises ConfigError for an unknown key, a bad value or a missing out."""
-    kinds = {field.name: type(getattr(Options(), field.name)) for field in fields(Options)}
-    values: dict[str, str | int | float] = {}
-    for argument in arguments:
-        key, equals, text = argument.partition("=")
-        if not equals or key not in kinds:
-            raise ConfigError(f"{argument!r} is not allowed: give key=value with a key of {', '.join(kinds)}.")
-        try:
-            values[key] = kinds[key](text)
-        except ValueError:
-            raise ConfigError(f"{key}={text!r} is not allowed: it must be of type {kinds[key].__name__}.") from None
-    if not values.get("out"):
-        raise ConfigError("out is missing: give out=FOLDER, where the model is written.")
-    return Options(**values)  # type: ignore[arg-type]
 
 
 def pretrain(options: Options) -> list[dict[str, float]]:

@@ -1,9 +1,6 @@
-"""Entry point: python -m grpo_sweeps.status [sweep=NAME] [runs_dir=runs] [json=true] [watch=true]
-
-What has run, what runs, what is missing: one line a run, read from the run folders and SLURM's queue (no torch, no
+"""What has run, what runs, what is missing: one line per run, read from the run folders and SLURM's queue (no torch, no
 MLflow, no pandas; squeue and sacct need not be there). A run that says "running" and whose process is gone is shown as
-interrupted; one that waits for a launcher or a job that is gone as not started. watch=true keeps the table up to date
-on a terminal while something runs or waits; Ctrl-C ends it and nothing else. Exit code 0; 2 for a bad command.
+interrupted; one that waits for a launcher or a job that is gone as not started. Exit code 0; 2 for a bad command.
 """
 
 from __future__ import annotations
@@ -13,9 +10,11 @@ import os
 import sys
 import time
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from grpo_sweeps import cli
 from grpo_sweeps.sweep.overview import Row, collect
 from grpo_sweeps.sweep.say import aligned, plain, say
 from grpo_sweeps.types import ConfigError
@@ -27,27 +26,39 @@ COLOURS = {
 }  # fmt: skip
 
 
+@dataclass(frozen=True)
+class Options:
+    """The command's keys."""
+
+    sweep: str | None = cli.key(None, "the sweep to show", "NAME", unset="all of them")
+    runs_dir: str = cli.key("runs", "where the runs are", "FOLDER")
+    json: bool = cli.key(False, "all fields of every run, as JSON", "true")
+    watch: bool = cli.key(
+        False, "keep the table up to date while something runs or waits; Ctrl-C ends it and nothing else", "true"
+    )
+
+
+COMMAND = cli.Command(
+    "python -m grpo_sweeps.status", Options, __doc__ or "", "{word}: not understood; allowed are {allowed}"
+)
+
+
 def main(argv: Sequence[str] | None = None) -> int:
     """Print the table (or JSON) and return the exit code."""
     try:
-        return _main(sys.argv[1:] if argv is None else argv)
+        return cli.run(COMMAND, argv, _show)
     except BrokenPipeError:  # `| head` has seen enough; what Python still wants to flush goes nowhere
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0
 
 
-def _main(argv: Sequence[str]) -> int:
-    try:
-        options = _options(argv)
-        if options["watch"] == "true" and sys.stdout.isatty():
-            return _watch(Path(options["runs_dir"]), options["sweep"])
-        rows = collect(Path(options["runs_dir"]), options["sweep"])
-    except ConfigError as error:
-        say(f"error: {error}")
-        return 2
-    except SystemExit:  # --help
-        return 0
-    if options["json"] == "true":
+def _show(options: Options) -> int:
+    if options.json and options.watch:
+        raise ConfigError("json=true watch=true: a table that lives is no JSON; give one of the two")
+    if options.watch and sys.stdout.isatty():
+        return _watch(Path(options.runs_dir), options.sweep)
+    rows = collect(Path(options.runs_dir), options.sweep)
+    if options.json:
         print(json.dumps([row.as_json() for row in rows], indent=1))
     elif sys.stdout.isatty():
         _print_rich(rows)
@@ -135,26 +146,6 @@ def _tables(rows: Sequence[Row]) -> list[Any]:
             table.add_row(*(Text(cell, style=COLOURS.get(row.state, "")) for cell in _cells(row)))
         parts += [table, *(Text(line, style="yellow") for line in _reasons(own))]
     return parts or [Text(_summary(rows))]
-
-
-def _options(argv: Sequence[str]) -> dict[str, Any]:
-    options: dict[str, Any] = {"sweep": None, "runs_dir": "runs", "json": "false", "watch": "false"}
-    for word in argv:
-        if word in ("-h", "--help"):
-            print(__doc__)
-            raise SystemExit(0)
-        key, equals, value = word.partition("=")
-        if not equals or key not in options:
-            raise ConfigError(
-                f"{word}: not understood; allowed are sweep=NAME, runs_dir=FOLDER, json=true and watch=true"
-            )
-        options[key] = value
-    for key in ("json", "watch"):
-        if options[key] not in ("true", "false"):
-            raise ConfigError(f"{key}={options[key]}: true or false is expected")
-    if options["json"] == options["watch"] == "true":
-        raise ConfigError("json=true watch=true: a table that lives is no JSON; give one of the two")
-    return options
 
 
 if __name__ == "__main__":

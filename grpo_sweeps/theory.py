@@ -1,7 +1,4 @@
-"""Entry point: `python -m grpo_sweeps.theory [policies=2] [prompts=4] [seed=0] [draws=20000]
-[steps=200] [out=reports/theory]`.
-
-Runs the claims of arXiv 2606.29238 (C1 to C15) and of 2603.01162 (U1) on small policies of which every sequence is
+"""Runs the claims of arXiv 2606.29238 (C1 to C15) and of 2603.01162 (U1) on small policies of which every sequence is
 listed, and writes a table, figures and a page. Exit codes: 0, or 2 for a bad command.
 """
 
@@ -11,28 +8,30 @@ import shlex
 import sys
 from collections.abc import Sequence
 
+from grpo_sweeps import cli
+from grpo_sweeps.science.options import TheoryOptions
 from grpo_sweeps.types import ConfigError
+
+COMMAND = cli.named("theory", TheoryOptions, __doc__ or "")
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the command and return its exit code."""
     words = list(sys.argv[1:] if argv is None else argv)
-    if {"-h", "--help", "help"} & set(words):
-        print(__doc__, end="")
-        return 0
-    from grpo_sweeps.bench import parse
-    from grpo_sweeps.science.build import TheoryOptions as Options
+    asked = ["--help"] if "help" in words else words
+    return cli.run(COMMAND, asked, lambda options: _theory(options, words))
+
+
+def _theory(options: TheoryOptions, words: list[str]) -> int:
+    for key, least in (("policies", 1), ("prompts", 2), ("draws", 1000), ("steps", 10)):
+        if getattr(options, key) < least:
+            raise ConfigError(f"theory: {key}={getattr(options, key)}: {least} or more is needed")
     from grpo_sweeps.science.build import build
 
     try:
-        options = parse(Options, words, "theory")
-        for key, least in (("policies", 1), ("prompts", 2), ("draws", 1000), ("steps", 10)):
-            if getattr(options, key) < least:
-                raise ConfigError(f"theory: {key}={getattr(options, key)}: {least} or more is needed")
         claims = build(options, f"python -m grpo_sweeps.theory {shlex.join(words)}".strip())
-    except (ConfigError, OSError) as error:
-        print(f"error: {error}", file=sys.stderr)
-        return 2
+    except OSError as error:
+        raise ConfigError(str(error)) from error
     for claim in claims:
         print(f"{claim.id:4} {claim.judgement}")
     print(f"{options.out}/index.html")

@@ -15,6 +15,7 @@ import torch
 import transformers
 from torch import Tensor, nn
 
+from grpo_sweeps.benchmarks.options import ModelOptions
 from grpo_sweeps.engine.gram.forms import FORMS
 from grpo_sweeps.models import tiny_path
 from grpo_sweeps.models.shapes import SHAPES, shape_config, twin_config
@@ -28,33 +29,18 @@ OWN_SHAPES: dict[str, dict[str, Any]] = {
 MODELS = ("tiny", *OWN_SHAPES, *SHAPES)
 
 
-class ModelOptions:
-    """What the options of every benchmark of a whole model share; each declares the fields itself, in its own order.
+def check_model(options: ModelOptions) -> None:
+    """Raises ConfigError for a model, dtype or form that does not exist."""
+    check_choice("model", options.model, MODELS)
+    check_choice("dtype", options.dtype, tuple(DTYPES))
+    check_choice("form", options.form, FORMS)
 
-    block_mb: 0 = the default of the device; threads: 0 = torch's own number.
-    """
 
-    model: str
-    device: str
-    dtype: str
-    form: str
-    block_mb: float
-    threads: int
-
-    @property
-    def block_bytes(self) -> int | None:
-        return int(self.block_mb * 2**20) or None
-
-    def check_model(self) -> None:
-        check_choice("model", self.model, MODELS)
-        check_choice("dtype", self.dtype, tuple(DTYPES))
-        check_choice("form", self.form, FORMS)
-
-    def prepare(self) -> torch.device:
-        """Set the number of threads and return the device to work on."""
-        if self.threads:
-            torch.set_num_threads(self.threads)
-        return device_of(self.device)
+def prepare(options: ModelOptions) -> torch.device:
+    """Set the threads; the device to work on."""
+    if options.threads:
+        torch.set_num_threads(options.threads)
+    return device_of(options.device)
 
 
 class NotInstalled(Exception):

@@ -14,6 +14,7 @@ from typing import Any
 import yaml
 
 from grpo_sweeps.config import RunConfig
+from grpo_sweeps.credit.options import CreditOptions
 from grpo_sweeps.credit.page import (
     credit_frame,
     profile_frame,
@@ -41,24 +42,6 @@ from grpo_sweeps.types import ConfigError, Problem
 
 PROBLEMS = ("train", "held_out")
 NOTHING = "All rewards of each problem are equal: there is no variance to share."
-
-
-@dataclass(frozen=True)
-class CreditOptions:
-    """sweep, run: whose checkpoint; problems: train or held_out; prompts: how many problems; rollouts: completions per
-    problem; continuations: per prefix; every: tokens per segment; out: "" = reports/SWEEP/credit."""
-
-    sweep: str = ""
-    run: str = ""
-    problems: str = "train"
-    prompts: int = 8
-    rollouts: int = 2
-    continuations: int = 32
-    every: int = 1
-    seed: int = 0
-    device: str = "auto"
-    runs_dir: str = "runs"
-    out: str = ""
 
 
 @dataclass(frozen=True)

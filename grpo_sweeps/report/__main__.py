@@ -1,6 +1,12 @@
-"""python -m grpo_sweeps.report [sweep=NAME] [runs_dir=runs] [out=reports/NAME] [commits=allow]
+"""Makes Table 1, Figures 1-4, the verdicts on the claims and index.html from the records of a sweep.
 
-Tables, figures, claims and a page from the records of a sweep.
+Figure 5, by layer and kind of parameter, where analysis.by=parameter (or layer) kept what it needs; figures of every
+definition of rank by k, of the rank's change over training, and, where analysis.update_every is above 0, of what steps
+do to the weights. Also the best group size, the groups of every size in the pools of a fixed policy, and how many
+prompts an interval takes.
+
+What looks wrong with the runs comes first, on the page and here.
+What was measured of a run's Parquet segments is kept in RUN/.cache/ for the next report; it may be deleted.
 """
 
 from __future__ import annotations
@@ -8,54 +14,59 @@ from __future__ import annotations
 import sys
 import warnings
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
+from grpo_sweeps import cli
 from grpo_sweeps.sweep.say import plain, say
-
-USAGE = """usage: python -m grpo_sweeps.report [sweep=NAME] [runs_dir=runs] [out=reports/NAME] [commits=allow]
-
-Makes Table 1, Figures 1-4, the verdicts on the claims and index.html from the records of a sweep; Figure 5, by layer
-and kind of parameter, where analysis.by=parameter (or layer) kept what it needs; figures of every definition of rank
-by k, of the rank's change over training, and, where analysis.update_every is above 0, of what steps do to the weights.
-Also the best group size, the groups of every size in the pools of a fixed policy, and how many prompts an interval
-takes.
-
-  sweep=NAME     the sweep to report on (default: the one last written to)
-  runs_dir=DIR   where the runs are (default: runs)
-  out=DIR        where the report goes (default: reports/NAME)
-  commits=allow  report on runs of several commits together (default: one commit; uncommitted changes count as another)
-
-What looks wrong with the runs comes first, on the page and here.
-What was measured of a run's Parquet segments is kept in RUN/.cache/ for the next report; it may be deleted.
-"""
-KEYS = ("sweep", "runs_dir", "out", "commits")
+from grpo_sweeps.types import ConfigError
 
 
-def main(argv: Sequence[str]) -> int:
+@dataclass(frozen=True)
+class Options:
+    """The command's keys."""
+
+    sweep: str | None = cli.key(None, "the sweep to report on", "NAME", unset="the one last written to")
+    runs_dir: str = cli.key("runs", "where the runs are", "DIR")
+    out: str | None = cli.key(None, "where the report goes", "DIR", unset="reports/NAME")
+    commits: str | None = cli.key(
+        None,
+        "report on runs of several commits together",
+        "allow",
+        unset="one commit; uncommitted changes count as another",
+    )
+
+
+COMMAND = cli.Command(
+    "python -m grpo_sweeps.report",
+    Options,
+    __doc__ or "",
+    "{word}: the report takes {allowed} only.",
+    each="{key}=...",
+    last=", ",
+    empty=False,
+)
+
+
+def main(argv: Sequence[str] | None = None) -> int:
     """Exit code 0, or 2 after one sentence about what is wrong with the command or the records."""
-    if any(a in ("-h", "--help") for a in argv):
-        print(USAGE, end="")
-        return 0
-    options: dict[str, str] = {}
-    for argument in argv:
-        key, equals, value = argument.partition("=")
-        if key not in KEYS or not equals or not value:
-            print(f"{argument}: the report takes {', '.join(f'{k}=...' for k in KEYS)} only.", file=sys.stderr)
-            return 2
-        options[key] = value
+    words = list(sys.argv[1:] if argv is None else argv)
+    return cli.run(COMMAND, words, lambda options: _report(options, words))
+
+
+def _report(options: Options, words: list[str]) -> int:
     from grpo_sweeps.report.build import build
     from grpo_sweeps.report.claims import error_lines
     from grpo_sweeps.report.query import ReportError
 
-    command = ["python", "-m", "grpo_sweeps.report", *argv]
-    choices = options.get("sweep"), options.get("runs_dir", "runs"), options.get("out")
+    command = ["python", "-m", "grpo_sweeps.report", *words]
+    choices = options.sweep, options.runs_dir, options.out
     try:
         with warnings.catch_warnings():
             warnings.showwarning = _say
-            out, claims = build(*choices, command, options.get("commits"), tell=_looks_wrong)
+            out, claims = build(*choices, command, options.commits, tell=_looks_wrong)
     except ReportError as error:
-        print(error, file=sys.stderr)
-        return 2
+        raise ConfigError(str(error)) from error
     for claim in claims:
         print(f"{claim.id} ({claim.arm}): {claim.verdict}")
     for line in error_lines(claims):
@@ -74,4 +85,4 @@ def _say(message: Warning | str, *_: object, **__: object) -> None:
 
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+    sys.exit(main())

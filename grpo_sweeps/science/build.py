@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from pathlib import Path
 
 import numpy as np
@@ -21,6 +21,7 @@ from grpo_sweeps.science import advantages, budget, credit, figures, gradient, s
 from grpo_sweeps.science.budget import Ascent, Budget, drawn, gradient_of, oracle_step
 from grpo_sweeps.science.claim import EXACT, ExactClaim, Prompt, Z
 from grpo_sweeps.science.figures import Curves
+from grpo_sweeps.science.options import TheoryOptions
 
 RS = (2, 4, 8)
 BUDGET_RS = (2, 4, 8, 16, 32)
@@ -43,19 +44,6 @@ RULES = (
     "report of a thousand has a miss by chance. A claim about Nemotron-4B is not decided by another policy: what is "
     "shown here is what follows from the definitions, and what does not."
 )
-
-
-@dataclass(frozen=True)
-class TheoryOptions:
-    """policies: how many, with seeds from `seed` on; prompts: of each policy; draws: of every Monte Carlo check; steps:
-    drawn per point of the figures."""
-
-    policies: int = 2
-    prompts: int = 4
-    seed: int = 0
-    draws: int = 20_000
-    steps: int = 200
-    out: str = "reports/theory"
 
 
 def rewards_of(prompts: int) -> list[TokenReward]:

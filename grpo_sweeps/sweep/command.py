@@ -7,6 +7,7 @@ import shlex
 from collections.abc import Sequence
 from typing import Any, NoReturn
 
+from grpo_sweeps.cli import VERSION
 from grpo_sweeps.sweep.paths import conf_dir
 from grpo_sweeps.types import ConfigError
 
@@ -23,6 +24,7 @@ def parse(argv: Sequence[str]) -> tuple[argparse.Namespace, argparse.ArgumentPar
 
     parser = get_args_parser()
     parser.error = _refuse  # type: ignore[method-assign]
+    parser._option_string_actions["--version"].version = VERSION  # type: ignore[attr-defined]  # ours, not Hydra's
     args = parser.parse_intermixed_args(list(argv))
     files = [item for item in args.overrides if _key(item) == "sweeps"]
     if len(files) > 1 or any("," in item for item in files):

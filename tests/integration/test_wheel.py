@@ -90,3 +90,10 @@ def test_the_package_and_its_data_come_from_the_wheel(installed: Path, tmp_path:
 def test_both_launcher_plugins_are_in_one_namespace(installed: Path, tmp_path: Path) -> None:
     program = "import hydra_plugins.grpo_launcher, hydra_plugins.hydra_submitit_launcher"
     run(sys.executable, "-c", program, cwd=tmp_path, PYTHONPATH=str(installed))
+
+
+def test_the_console_script_starts_a_command(installed: Path, tmp_path: Path) -> None:
+    script = str(installed / "bin" / "grpo-sweeps")
+    assert run(script, "--version", cwd=tmp_path, PYTHONPATH=str(installed)).stdout.startswith("grpo_sweeps ")
+    (tmp_path / "runs").mkdir()
+    assert run(script, "status", "json=true", cwd=tmp_path, PYTHONPATH=str(installed)).stdout == "[]\n"

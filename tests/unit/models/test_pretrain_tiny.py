@@ -10,16 +10,25 @@ from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from grpo_sweeps import pretrain_tiny
-from grpo_sweeps.pretrain_tiny import PROMPT, TASK_SEED, build_model, build_tokenizer, main, pack, parse, weighted_loss
+from grpo_sweeps.pretrain_tiny import (
+    COMMAND,
+    PROMPT,
+    TASK_SEED,
+    build_model,
+    build_tokenizer,
+    main,
+    pack,
+    weighted_loss,
+)
 from grpo_sweeps.tasks import arithmetic
 from grpo_sweeps.tasks.arithmetic import is_held_out
-from grpo_sweeps.types import ConfigError, Problem
+from grpo_sweeps.types import Problem
 
 SMALL = ["steps=3", "batch=4", "problems=64", "eval_every=3", "eval_problems=4", "warmup=1"]
 
 
 def test_parse() -> None:
-    options = parse(["out=x", "steps=7", "lr=2e-3"])
+    options = COMMAND.parse(["out=x", "steps=7", "lr=2e-3"])
     assert (options.out, options.steps, options.lr, options.device) == ("x", 7, 2e-3, "cpu")
 
 
@@ -29,18 +38,16 @@ def test_parse() -> None:
         ([], "out is missing"),
         (["out="], "out is missing"),
         (["out=x", "stepz=3"], "'stepz=3' is not allowed: give key=value with a key of out, steps"),
-        (["out=x", "--help"], "give key=value"),
+        (["out=x", "--nope"], "give key=value"),
         (["out=x", "steps=many"], "steps='many' is not allowed: it must be of type int"),
     ],
 )
 def test_a_bad_command_is_one_sentence_and_exit_code_2(
     arguments: list[str], message: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    with pytest.raises(ConfigError):
-        parse(arguments)
     assert main(arguments) == 2
     error = capsys.readouterr().err
-    assert message in error and error.count("\n") == 1
+    assert error.startswith("error: ") and message in error and error.count("\n") == 1
 
 
 def test_it_trains_writes_and_repeats_itself(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -1,0 +1,273 @@
+"""One command line for every entry point: --help, --version, `key=value` words with types, one sentence for a bad one.
+
+A command's keys are the fields of a frozen dataclass, each declared by `key` with a line of help. argparse reads the
+flags and writes the pages; OmegaConf gives each word the type of its field. `run` and `check` take Hydra's words
+instead (sweep/command.py) and share the page, the version and the form of an error.
+"""
+
+from __future__ import annotations
+
+import argparse
+import re
+import sys
+import textwrap
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, fields
+from typing import Any, Generic, NoReturn, TypeVar, get_args, get_origin, get_type_hints
+
+from grpo_sweeps import __version__
+from grpo_sweeps.sweep.say import say
+from grpo_sweeps.types import ConfigError
+
+VERSION = f"grpo_sweeps {__version__}"
+NEEDED = {int: "a whole number", float: "a number", bool: "true or false", str: "a text"}
+SHOWN = {int: "N", float: "X", bool: "true|false", str: "TEXT"}
+WIDTH = 120
+
+C = TypeVar("C")
+
+
+def key(
+    default: Any,
+    about: str,
+    shown: str = "",
+    *,
+    unset: str = "",
+    word: str = "",
+    required: bool = False,
+    flag: bool = False,
+) -> Any:
+    """The field of a dataclass that a word of the command line sets.
+
+    Args:
+        default: its value where no word gives one.
+        about: one line for --help.
+        shown: what stands in the place of the value in --help, by default what its type says.
+        unset: what an empty default means, for --help.
+        word: the key as it is typed, where that is no name in Python.
+        required: --help shows that the command does nothing without it; the command itself refuses.
+        flag: it is typed --word and takes no value.
+    """
+    told = {"about": about, "shown": shown, "unset": unset, "word": word, "required": required, "flag": flag}
+    return field(default=default, metadata=told)
+
+
+@dataclass(frozen=True)
+class Key:
+    """A field of a command's options: name, type, default, whether it takes several values, and what `key` was told."""
+
+    name: str
+    kind: type
+    several: bool
+    default: Any
+    about: str = ""
+    shown: str = ""
+    unset: str = ""
+    word: str = ""
+    required: bool = False
+    flag: bool = False
+
+    @property
+    def typed(self) -> str:
+        """What is typed before the =, or after the --."""
+        return self.word or self.name
+
+    @property
+    def value(self) -> str:
+        """What stands in the place of its value in --help."""
+        return self.shown or SHOWN[self.kind] + f",{SHOWN[self.kind]}" * self.several
+
+    @property
+    def needed(self) -> str:
+        """What its value has to be, in words."""
+        return NEEDED[self.kind] + (" or several, with commas," if self.several else "")
+
+    @property
+    def usage(self) -> str:
+        """The key in the line of usage."""
+        if self.flag:
+            return f"[--{self.typed}]"
+        value = self.value if self.default in (None, "") or self.default is False else written(self.default)
+        return f"{self.typed}={value}" if self.required else f"[{self.typed}={value}]"
+
+    @property
+    def help(self) -> str:
+        """What --help says of it, with its default."""
+        default = self.unset if self.default in (None, "") else written(self.default)
+        return self.about + (" (required)" if self.required else f" (default: {default})" if default else "")
+
+
+@dataclass(frozen=True)
+class Command(Generic[C]):
+    """What a command takes and how it says no.
+
+    program: what a person types to start it. options: the dataclass of its keys. about: the text of --help.
+    unknown: the sentence for a word that is no key=value of the command, of {word} and {allowed}; {allowed} is one
+        `each` per key, of {key} and {shown}, with `last` before the last one.
+    wrong: the sentence for a value of another type, of {key}, {value}, {needed} and {type}.
+    empty: whether `key=` without a value is allowed; otherwise it is a word that is not understood.
+    """
+
+    program: str
+    options: type[C]
+    about: str
+    unknown: str
+    wrong: str = "{key}={value}: {needed} is expected"
+    each: str = "{key}={shown}"
+    last: str = " and "
+    empty: bool = True
+
+    @property
+    def keys(self) -> list[Key]:
+        """The fields of `options`, in their order."""
+        hints = get_type_hints(self.options)
+        return [_key(one, hints[one.name]) for one in fields(self.options)]  # type: ignore[arg-type]
+
+    @property
+    def allowed(self) -> str:
+        """All keys, as the sentence for an unknown one lists them."""
+        shown = [f"--{k.typed}" if k.flag else self.each.format(key=k.typed, shown=k.value) for k in self.keys]
+        return ", ".join(shown[:-1]) + self.last + shown[-1]
+
+    def parser(self) -> argparse.ArgumentParser:
+        """argparse's parser of the flags, whose --help describes the keys as well."""
+        keys = self.keys
+        rows = [(f"{one.typed}={one.value}", one.help) for one in keys if not one.flag]
+        parser, flags = parser_of(self.program, " ".join(one.usage for one in keys), self.about, table(rows))
+        for one in keys:
+            if one.flag:
+                flags.add_argument(f"--{one.typed}", dest=one.name, action="store_true", help=one.about)
+        return parser
+
+    def parse(self, argv: Sequence[str]) -> C:
+        """The options that `argv` gives.
+
+        Raises:
+            ConfigError: for a word that is not understood or a value of another type.
+            SystemExit: with code 0, after --help or --version.
+        """
+        flags, unknown = self.parser().parse_known_args([word for word in argv if "=" not in word])
+        words = [word for word in argv if "=" in word or word in unknown]
+        return self.options(**(self._values(words) | {name: True for name, given in vars(flags).items() if given}))
+
+    def _values(self, words: Sequence[str]) -> dict[str, Any]:
+        """Field -> value, as OmegaConf reads it by the type of the field."""
+        from omegaconf import OmegaConf
+        from omegaconf.errors import OmegaConfBaseException
+
+        keys = {one.typed: one for one in self.keys if not one.flag}
+        config = OmegaConf.structured(self.options)
+        OmegaConf.set_readonly(config, False)
+        values: dict[str, Any] = {}
+        for word in words:
+            typed, equals, text = word.partition("=")
+            if not equals or typed not in keys or not (text or self.empty):
+                raise ConfigError(self.unknown.format(word=word, allowed=self.allowed))
+            one = keys[typed]
+            try:
+                if one.kind is bool and text not in ("true", "false"):  # OmegaConf takes yes, on and 1 as well
+                    raise ValueError(text)
+                config[one.name] = list(map(_literal, text.split(","))) if one.several else _literal(text)
+                found = OmegaConf.to_container(config, resolve=True, throw_on_missing=True)
+            except (OmegaConfBaseException, ValueError):
+                sentence = self.wrong.format(key=typed, value=text, needed=one.needed, type=one.kind.__name__)
+                raise ConfigError(sentence) from None
+            assert isinstance(found, dict)
+            values[one.name] = tuple(found[one.name]) if one.several else found[one.name]
+        return values
+
+
+def named(name: str, options: type[C], about: str, program: str = "") -> Command[C]:
+    """A command whose sentences begin with its name."""
+    return Command(
+        program or f"python -m grpo_sweeps.{name}",
+        options,
+        about,
+        f"{name}: {{word!r}} is not one of {{allowed}}",
+        wrong=f"{name}: {{key}}={{value}}: {{needed}} is needed",
+        each="{key}=",
+        last=", ",
+    )
+
+
+def run(command: Command[C], argv: Sequence[str] | None, work: Callable[[C], int]) -> int:
+    """Parse `argv` (the process's own words by default), do the work and return the exit code.
+
+    The code is that of `work`; 0 after --help or --version; 2 after one sentence where either raised ConfigError.
+    """
+    try:
+        try:
+            options = command.parse(sys.argv[1:] if argv is None else argv)
+        except SystemExit:  # --help or --version has been printed
+            return 0
+        return work(options)
+    except ConfigError as error:
+        say(f"error: {error}")
+        return 2
+
+
+class Parser(argparse.ArgumentParser):
+    """argparse's parser, with its errors raised as ConfigError."""
+
+    def error(self, message: str) -> NoReturn:
+        """Raise ConfigError instead of printing the usage and leaving."""
+        raise ConfigError(f"{message}; see {self.prog} --help")
+
+
+def parser_of(program: str, usage: str, about: str, listing: str = "", title: str = "keys") -> tuple[Parser, Any]:
+    """A parser with --help and --version, and its group of flags. listing: lines below `title` on the page."""
+    parser = Parser(
+        prog=program,
+        usage="\n".join(_wrapped(f"{program} {usage}", WIDTH - len("usage: "), "  ")).replace("%", "%%"),
+        description=about.strip(),
+        formatter_class=lambda prog: argparse.RawDescriptionHelpFormatter(prog, width=WIDTH),
+        add_help=False,
+        allow_abbrev=False,
+    )
+    if listing:
+        parser.add_argument_group(title, listing)
+    flags = parser.add_argument_group("flags")
+    flags.add_argument("-h", "--help", action="help", help="print this page")
+    flags.add_argument("--version", action="version", version=VERSION, help="print the version of grpo_sweeps")
+    return parser, flags
+
+
+def page_or_version(parser: argparse.ArgumentParser, words: Sequence[str]) -> bool:
+    """Whether a word asked for --help or --version, which has then been printed."""
+    try:
+        parser.parse_known_args([word for word in words if word in ("-h", "--help", "--version")])
+    except SystemExit:
+        return True
+    return False
+
+
+def table(rows: Sequence[tuple[str, str]]) -> str:
+    """Two columns, the second one wrapped."""
+    wide = max(len(left) for left, _ in rows) + 2
+    wrapped = [_wrapped(right, WIDTH - 2 - wide) for _, right in rows]
+    lines = [left.ljust(wide) + ("\n" + " " * wide).join(right) for (left, _), right in zip(rows, wrapped, strict=True)]
+    return "\n".join(lines)
+
+
+def written(value: Any) -> str:
+    """A value as it is typed on the command line."""
+    if isinstance(value, bool):
+        return str(value).lower()
+    return ",".join(map(str, value)) if isinstance(value, tuple) else str(value)
+
+
+def _wrapped(text: str, width: int, indent: str = "") -> list[str]:
+    """The text in lines that break between words only; those after the first are indented."""
+    lines = textwrap.wrap(text, width, subsequent_indent=indent, break_long_words=False, break_on_hyphens=False)
+    return lines or [""]
+
+
+def _key(one: Any, hint: Any) -> Key:
+    """A field and its type."""
+    kind = next(kind for kind in (get_args(hint) or (hint,)) if kind is not type(None))
+    return Key(one.name, kind, get_origin(hint) is tuple, one.default, **one.metadata)
+
+
+def _literal(text: str) -> str:
+    """The text as OmegaConf keeps it: `${` begins no interpolation."""
+    return re.sub(r"(\\*)\$\{", lambda found: f"{found[1] * 2}\\${{", text)
