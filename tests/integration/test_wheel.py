@@ -90,3 +90,12 @@ def test_the_package_and_its_data_come_from_the_wheel(installed: Path, tmp_path:
 def test_both_launcher_plugins_are_in_one_namespace(installed: Path, tmp_path: Path) -> None:
     program = "import hydra_plugins.grpo_launcher, hydra_plugins.hydra_submitit_launcher"
     run(sys.executable, "-c", program, cwd=tmp_path, PYTHONPATH=str(installed))
+
+
+def test_a_machine_s_own_values_are_found_in_a_folder_of_the_user_s(installed: Path, tmp_path: Path) -> None:
+    (tmp_path / "own" / "local").mkdir(parents=True)
+    (tmp_path / "own" / "local" / "default.yaml").write_text("# @package _global_\nruns_dir: elsewhere\n")
+    (tmp_path / "own" / "local" / "submitit_slurm.yaml").write_text("partition: gpu\n")
+    words = ["--config-dir", "own", "R=2", "hydra/launcher=submitit_slurm", "--cfg", "all"]
+    done = run(sys.executable, "-m", "grpo_sweeps.run", *words, cwd=tmp_path, PYTHONPATH=str(installed))
+    assert "\nruns_dir: elsewhere\n" in done.stdout and "    partition: gpu\n" in done.stdout
