@@ -97,3 +97,12 @@ def test_the_console_script_starts_a_command(installed: Path, tmp_path: Path) ->
     assert run(script, "--version", cwd=tmp_path, PYTHONPATH=str(installed)).stdout.startswith("grpo_sweeps ")
     (tmp_path / "runs").mkdir()
     assert run(script, "status", "json=true", cwd=tmp_path, PYTHONPATH=str(installed)).stdout == "[]\n"
+
+
+def test_a_machine_s_own_values_are_found_in_a_folder_of_the_user_s(installed: Path, tmp_path: Path) -> None:
+    (tmp_path / "own" / "local").mkdir(parents=True)
+    (tmp_path / "own" / "local" / "default.yaml").write_text("# @package _global_\nruns_dir: elsewhere\n")
+    (tmp_path / "own" / "local" / "submitit_slurm.yaml").write_text("partition: gpu\n")
+    words = ["--config-dir", "own", "R=2", "hydra/launcher=submitit_slurm", "--cfg", "all"]
+    done = run(sys.executable, "-m", "grpo_sweeps.run", *words, cwd=tmp_path, PYTHONPATH=str(installed))
+    assert "\nruns_dir: elsewhere\n" in done.stdout and "    partition: gpu\n" in done.stdout
