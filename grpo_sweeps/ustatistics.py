@@ -119,7 +119,7 @@ def near_best(V1: float, V2: float, between: float, within: float = 1.05) -> tup
     Infinite above where V_between <= 0, the error then falling towards E V1; NaN where no error is above 0.
 
     >>> near_best(10.0, 2.0, 1.0)
-    (2.0, 3.0)
+    (2.0, 4.0)
     """
     if not between > 0:
         return (max(2.0, 1.0 + math.ceil(V2 / ((within - 1) * V1))) if V1 > 0 else math.nan), math.inf

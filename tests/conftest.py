@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).resolve().parents[1]
+collect_ignore = ["integration/interpreted_kernels.py"]  # a program: it sets Triton up before it is imported
 
 # Set before anything imports torch, transformers, MLflow or matplotlib; the processes that tests start inherit it.
 os.environ.update(

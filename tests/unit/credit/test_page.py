@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import doctest
 import re
 
 import numpy as np
 import pytest
 
-from grpo_sweeps.credit import page, values
-from grpo_sweeps.credit import shares as shares_module
+from grpo_sweeps.credit import page
 from grpo_sweeps.credit.figure import profile_plot
 from grpo_sweeps.credit.page import COLOURS, STEPS, legend, render_page, scale_limit, step_of
 from grpo_sweeps.credit.sampling import Sampled
@@ -48,12 +46,6 @@ def sampled_of(values_NE: list[list[float]]) -> Sampled:
 
 
 USUAL = [[0.5, 0.25, 0.75, 1.0], [0.5, 0.45, 0.0, 0.0]]
-
-
-@pytest.mark.parametrize("module", [values, shares_module, page])
-def test_doctests(module) -> None:
-    result = doctest.testmod(module)
-    assert result.attempted and not result.failed
 
 
 def page_of(sampled: Sampled) -> str:

@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import dataclasses
-import doctest
 
 import numpy as np
 import pytest
 
-from grpo_sweeps.report import best_size as module
 from grpo_sweeps.report.best_size import DRAWS, FLOOR, QUANTITIES, best_size, best_size_table, best_sizes
 from grpo_sweeps.report.best_size_page import best_size_figure, best_size_section
 from grpo_sweeps.report.build import build
@@ -20,11 +18,6 @@ from grpo_sweeps.science.prompts import Prompt
 from tests.unit.report.exact_runs import enumerations, write_exact
 
 G = 8
-
-
-def test_doctests():
-    result = doctest.testmod(module)
-    assert result.failed == 0 and result.attempted > 0
 
 
 @pytest.fixture(scope="module")

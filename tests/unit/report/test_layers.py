@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import dataclasses
-import doctest
 import io
 
 import numpy as np
 import pandas as pd
 import pytest
 
-from grpo_sweeps.report import part_names
 from grpo_sweeps.report.build import build
 from grpo_sweeps.report.drawing import render
 from grpo_sweeps.report.layer_figure import layer_figure
@@ -67,11 +65,6 @@ def runs(write, tmp_path_factory):
     for seed in (0, 1):
         write(folder, "parts", R, seed, steps=3, change=split, config={"analysis.by": "parameter"})
     return folder
-
-
-def test_doctests():
-    result = doctest.testmod(part_names)
-    assert result.failed == 0 and result.attempted > 0
 
 
 @pytest.mark.parametrize(

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import doctest
 import itertools
 import math
 
@@ -13,7 +12,7 @@ import torch
 
 from grpo_sweeps.estimators import grpo, grpo_std, rloo
 from grpo_sweeps.exact import group_moments, one_group_weights
-from grpo_sweeps.report import pool, pool_table
+from grpo_sweeps.report import pool_table
 from grpo_sweeps.report.best_size import best_sizes
 from grpo_sweeps.report.build import build
 from grpo_sweeps.report.pool import ESTIMATORS, SUBSETS, Pools, mixed_share, moments, orders, pool_values, sizes_of
@@ -26,12 +25,6 @@ from tests.unit.report.exact_runs import enumerations, write_exact
 
 FUNCTIONS = {"group mean": grpo, "leave-one-out": rloo, "std": grpo_std}
 FIXED = {"trainer.lr": 0.0}
-
-
-@pytest.mark.parametrize("module", [pool, pool_table])
-def test_doctests(module):
-    result = doctest.testmod(module)
-    assert result.failed == 0 and result.attempted > 0
 
 
 def listed(r, psi, size, estimator):
