@@ -15,6 +15,7 @@ from grpo_sweeps.exact import group_moments, one_group_weights
 from grpo_sweeps.report import pool_table
 from grpo_sweeps.report.best_size import best_sizes
 from grpo_sweeps.report.build import build
+from grpo_sweeps.report.drawing import render
 from grpo_sweeps.report.pool import ESTIMATORS, SUBSETS, Pools, mixed_share, moments, orders, pool_values, sizes_of
 from grpo_sweeps.report.pool_page import found_words, pool_figure, pool_section
 from grpo_sweeps.report.pool_table import pool_studies, ratio
@@ -165,7 +166,7 @@ def test_mixed_sub_groups_and_their_ranks(study, exact):
     assert abs(rows["effective_rank"][3] - known) < half < 0.4  # six prompts
 
 
-def test_the_report_shows_pools_of_a_fixed_policy_alone(fixed, exact, tmp_path, study):
+def test_the_report_shows_pools_of_a_fixed_policy_alone(fixed, exact, tmp_path, study, undrawn):
     out, _ = build("fixed", fixed, tmp_path / "out", ["report"])
     text = (out / "index.html").read_text()
     assert 'id="pool"' in text and "least error found at R" in text
@@ -177,6 +178,7 @@ def test_the_report_shows_pools_of_a_fixed_policy_alone(fixed, exact, tmp_path, 
         assert pool_studies(sweep, best_sizes(sweep)) == []
     sweep = load_sweep("fixed", fixed)
     (plot,) = pool_figure(sweep, [study])
+    assert set(render(plot)) == {"pool.png", "pool.pdf", "pool_1.svg", "pool_2.svg"}
     assert [p.title for p in plot.panels] == ["pools of 12: error", "pools of 12: cosine"]
 
 

@@ -19,6 +19,8 @@ from grpo_sweeps.loop.setup import Setup, prepare
 from grpo_sweeps.loop.step import Rated, rollouts_with_advantages
 from tests.unit.loop.slow_loss import added_gradient, rows_of_loss
 
+pytestmark = pytest.mark.integration
+
 MakeConfig = Callable[..., RunConfig]
 REINFORCE = "grpo_sweeps.estimators.reinforce.reinforce"
 M = 3
