@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import ipaddress
 import os
 import socket
@@ -11,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).resolve().parents[1]
+collect_ignore = ["integration/interpreted_kernels.py"]  # a program: it sets Triton up before it is imported
 
 # Set before anything imports torch, transformers, MLflow or matplotlib; the processes that tests start inherit it.
 os.environ.update(
@@ -107,6 +109,17 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     skip = pytest.mark.skip(reason="needs a CUDA device: torch.cuda.is_available() is False here")
     for item in marked:
         item.add_marker(skip)
+
+
+def pytest_collection_finish() -> None:
+    """Modules stay to the end: the garbage collector need not look at their million objects again and again."""
+    gc.collect()
+    gc.freeze()
+
+
+def pytest_unconfigure() -> None:
+    """Extension modules count what Python did not free as leaked."""
+    gc.unfreeze()
 
 
 @pytest.fixture(scope="session")

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import doctest
-
 import numpy as np
 import pytest
 
@@ -18,11 +16,6 @@ def clustered(rng, seeds=4, prompts=30, per_seed=40, seed_sd=0.0, prompt_sd=1.0,
     shared = rng.normal(0, seed_sd, seeds)[seed] + rng.normal(0, prompt_sd, prompts)[prompt]
     values = shared + rng.normal(0, noise, len(seed))
     return values, np.array([f"p{i}" for i in prompt]), seed
-
-
-def test_doctests():
-    result = doctest.testmod(intervals)
-    assert result.failed == 0 and result.attempted > 3
 
 
 def test_one_value_a_cluster_is_the_t_interval():

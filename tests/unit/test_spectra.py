@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import doctest
 import itertools
 
 import numpy as np
@@ -10,7 +9,6 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from grpo_sweeps import spectra
 from grpo_sweeps.spectra import (
     absolute_error,
     centred,
@@ -45,11 +43,6 @@ def random_gram(seed: int, R: int, D: int, decay: float = 0.0) -> tuple[np.ndarr
     """(K, Psi) with Psi (R, D) Gaussian, its rows shrinking by `decay` a row."""
     psi = np.random.default_rng(seed).standard_normal((R, D)) * np.exp(-decay * np.arange(R))[:, None]
     return psi @ psi.T, psi
-
-
-def test_doctests():
-    result = doctest.testmod(spectra)
-    assert result.failed == 0 and result.attempted > 10
 
 
 @given(SEEDS, st.integers(2, 9), st.integers(1, 20), st.floats(0, 2))

@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-import doctest
-
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from grpo_sweeps import precision, spectra_equal
 from grpo_sweeps.spectra import (
     centred_values,
     effective_rank,
@@ -31,12 +28,6 @@ from grpo_sweeps.spectra_equal import (
 )
 
 SEEDS = st.integers(0, 2**32 - 1)
-
-
-@pytest.mark.parametrize("module", [spectra_equal, precision])
-def test_doctests(module):
-    result = doctest.testmod(module)
-    assert result.failed == 0 and result.attempted > 0
 
 
 def rows_of_texts(seed: int, R: int, texts: int) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:

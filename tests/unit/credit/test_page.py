@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import doctest
 import re
 
 import numpy as np
 import pytest
 
 from grpo_sweeps.credit import page
-from grpo_sweeps.credit import shares as shares_module
 from grpo_sweeps.credit.page import (
     COLOURS,
     STEPS,
@@ -60,29 +58,27 @@ def sampled_of(values_NE: list[list[float]]) -> Sampled:
 USUAL = [[0.5, 0.25, 0.75, 1.0], [0.5, 0.45, 0.0, 0.0]]
 
 
-@pytest.mark.parametrize("module", [shares_module, page])
-def test_doctests(module) -> None:
-    result = doctest.testmod(module)
-    assert result.attempted and not result.failed
-
-
 def page_of(sampled: Sampled) -> str:
     found, rows = shares(sampled.values, sampled.starts), segments(sampled, Words())
     plot = profile_plot(found, 1, "")
     return render_page(HEAD, found, sampled, rows, quantities(found, 1), ["Q<i>", "Q"], plot, render(plot))
 
 
-def test_text_of_a_model_stays_text() -> None:
-    text = page_of(sampled_of(USUAL))
-    assert "<script" not in text and "<b>" not in text.split("<main>")[1].split('id="completions"')[1]
-    assert "&lt;script&gt;alert(1)" in text and "{{ 7 * 7 }}" in text
-    assert "\u202e" not in text and "a[U+202E]b" in text
-    assert "Q&lt;i&gt;" in text and "&lt;p0&gt;" in text and "Answer: &lt;1&gt;" in text
+@pytest.fixture(scope="module")
+def usual() -> str:
+    """The page of what is usual. To be read only."""
+    return page_of(sampled_of(USUAL))
 
 
-def test_a_token_has_its_numbers_and_its_colour() -> None:
-    text = page_of(sampled_of(USUAL))
-    spans = re.findall(r'<span class="c(\d)( far)?" title="token (\d+) [^"]*: value ([^"]*)">', text)
+def test_text_of_a_model_stays_text(usual: str) -> None:
+    assert "<script" not in usual and "<b>" not in usual.split("<main>")[1].split('id="completions"')[1]
+    assert "&lt;script&gt;alert(1)" in usual and "{{ 7 * 7 }}" in usual
+    assert "\u202e" not in usual and "a[U+202E]b" in usual
+    assert "Q&lt;i&gt;" in usual and "&lt;p0&gt;" in usual and "Answer: &lt;1&gt;" in usual
+
+
+def test_a_token_has_its_numbers_and_its_colour(usual: str) -> None:
+    spans = re.findall(r'<span class="c(\d)( far)?" title="token (\d+) [^"]*: value ([^"]*)">', usual)
     assert [(int(step), bool(far), int(t)) for step, far, t, _ in spans] == [
         (2, False, 0), (8, True, 1), (6, True, 2), (4, False, 0), (0, True, 1),
     ]  # fmt: skip
@@ -124,8 +120,8 @@ def test_tables_have_every_segment_position_and_quantity() -> None:
     assert quantities(found, 1)[2][1] == "Tokens of a completion, K" != quantities(found, 2)[2][1]
 
 
-def test_a_long_page_is_cut_and_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert "The first" not in page_of(sampled_of(USUAL))
+def test_a_long_page_is_cut_and_says_so(usual: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert "The first" not in usual
     monkeypatch.setattr(page, "SHOWN", 1)
     text = page_of(sampled_of(USUAL))
     assert "The first 1 of 2; the others are in credit.csv." in text

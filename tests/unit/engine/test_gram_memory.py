@@ -12,6 +12,13 @@ from grpo_sweeps.engine.gram import GradientGram
 from tests.unit.engine.gram_oracle import ARCHITECTURES, SUMS, batch, build
 
 
+@pytest.fixture(autouse=True, scope="module")
+def only_what_is_new() -> None:
+    """The collector looks at nothing older: what other tests have left is much, and no block's doing."""
+    gc.collect()
+    gc.freeze()
+
+
 def growth(step, times=4):
     """What there is more of after every further step, {type: how many in `times` steps}; what is made once does not
     count."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import doctest
 import math
 
 import numpy as np
@@ -17,11 +16,6 @@ from grpo_sweeps.types import UpdateRecord
 
 SHAPES = {"model.layers.0.q.weight": (5, 7), "model.layers.0.norm.weight": (6,), "model.embed.weight": (9, 4),
           "model.layers.1.experts": (2, 3, 4)}  # fmt: skip
-
-
-def test_doctests() -> None:
-    result = doctest.testmod(update_geometry)
-    assert result.failed == 0 and result.attempted > 0
 
 
 def trained(dtype: torch.dtype, lr: float, steps: int = 3) -> tuple[list[torch.nn.Parameter], MasterAdamW]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import doctest
 from collections.abc import Callable
 from pathlib import Path
 
@@ -11,7 +10,6 @@ import numpy as np
 import pytest
 
 from grpo_sweeps.config import FunctionConfig, ModelConfig, RolloutConfig, RunConfig, TaskConfig
-from grpo_sweeps.engine import sampler
 from grpo_sweeps.engine.sampler import same_as
 from grpo_sweeps.loop.setup import prepare
 from grpo_sweeps.loop.step import rollouts_with_advantages
@@ -22,8 +20,8 @@ from grpo_sweeps.types import GroupRecord
 MakeConfig = Callable[..., RunConfig]
 
 
-def test_doctests() -> None:
-    assert doctest.testmod(sampler).failed == 0 and same_as([]) == ()
+def test_no_completion_has_no_mark() -> None:
+    assert same_as([]) == ()
 
 
 @pytest.fixture

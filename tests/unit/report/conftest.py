@@ -115,10 +115,29 @@ def write_run(
     return run
 
 
+def wait(root: Path, sweep: str, name: str) -> str:
+    """A run that was submitted: its folder, whose name is returned, holds a status alone."""
+    folder = root / sweep / ("waiting" + "".join(c for c in name if c.isalnum()))
+    folder.mkdir(parents=True)
+    write_status(folder, RunStatus("queued", folder.name, name, sweep))
+    return folder.name
+
+
 @pytest.fixture(scope="session")
 def write() -> Callable[..., Path]:
     """`write_run`, for tests that build a sweep run by run."""
     return write_run
+
+
+@pytest.fixture
+def undrawn(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Figures of a report are empty files: drawing takes seconds, and the test reads the texts."""
+
+    def blank(plot: Any) -> dict[str, bytes]:
+        panels = (f"_{i}.svg" for i in range(1, len(plot.panels) + 1))
+        return {f"{plot.name}{end}": b"" for end in (".png", ".pdf", *panels)}
+
+    monkeypatch.setattr("grpo_sweeps.report.build.render", blank)
 
 
 @pytest.fixture(scope="session")

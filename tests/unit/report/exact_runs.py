@@ -10,6 +10,8 @@ import numpy as np
 import yaml
 
 from grpo_sweeps.exact import Enumeration, SoftmaxPolicy, binary, enumerate_policy
+from grpo_sweeps.science.budget import Budget
+from grpo_sweeps.science.claim import Prompt
 from grpo_sweeps.spectra_equal import first_equal
 from grpo_sweeps.tracking.local import LocalRecord
 from grpo_sweeps.types import GroupRecord
@@ -65,3 +67,16 @@ def write_exact(
             record.log_groups(groups)
             record.log_metrics(step, {"reward": 0.5, "grad_norm": float(np.linalg.norm(whole))})
     return run
+
+
+def truth(es: Sequence[Enumeration], R: int, G: int = 8) -> dict[str, float]:
+    """What `best_size` estimates at steps of G groups, from the enumerated prompts."""
+    budget = Budget(tuple(Prompt(e) for e in es))
+    signal = float(np.mean([float(e.grad_J_D.square().sum()) for e in es]))
+    N = R * G
+    target = float(budget.target_D @ budget.target_D)
+    return {
+        "signal": signal, "spread": budget.V2 - signal, "V1": budget.V1, "V2": budget.V2, "signal_of_mean": target,
+        "V_between": budget.between, "best_R": budget.best_R, "snr": target / budget.leave_one_out(R, N),
+        "error_here": N * budget.leave_one_out(R, N),
+    }  # fmt: skip

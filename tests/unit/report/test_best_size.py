@@ -3,28 +3,19 @@
 from __future__ import annotations
 
 import dataclasses
-import doctest
 
 import numpy as np
 import pytest
 
-from grpo_sweeps.report import best_size as module
 from grpo_sweeps.report.best_size import DRAWS, FLOOR, QUANTITIES, best_size, best_size_table, best_sizes
 from grpo_sweeps.report.best_size_page import best_size_figure, best_size_section
 from grpo_sweeps.report.build import build
 from grpo_sweeps.report.drawing import render
 from grpo_sweeps.report.query import load_sweep
 from grpo_sweeps.report.rules import UNDECIDED
-from grpo_sweeps.science.budget import Budget
-from grpo_sweeps.science.claim import Prompt
-from tests.unit.report.exact_runs import enumerations, write_exact
+from tests.unit.report.exact_runs import enumerations, truth, write_exact
 
 G = 8
-
-
-def test_doctests():
-    result = doctest.testmod(module)
-    assert result.failed == 0 and result.attempted > 0
 
 
 @pytest.fixture(scope="module")
@@ -40,18 +31,6 @@ def drawn(exact, tmp_path_factory):
         write_exact(root, "mean", exact, R, 250, G)
     write_exact(root, "loo", exact, 8, 250, G, "rloo")
     return root
-
-
-def truth(es, R):
-    budget = Budget(tuple(Prompt(e) for e in es))
-    signal = float(np.mean([float(e.grad_J_D.square().sum()) for e in es]))
-    N = R * G
-    target = float(budget.target_D @ budget.target_D)
-    return {
-        "signal": signal, "spread": budget.V2 - signal, "V1": budget.V1, "V2": budget.V2, "signal_of_mean": target,
-        "V_between": budget.between, "best_R": budget.best_R, "snr": target / budget.leave_one_out(R, N),
-        "error_here": N * budget.leave_one_out(R, N),
-    }  # fmt: skip
 
 
 @pytest.mark.parametrize(("name", "R"), [("mean", 4), ("loo", 8)])
@@ -70,17 +49,6 @@ def test_two_rollouts_give_the_error_alone(drawn, exact):
     half = 4.5 / 1.96 * np.ptp(found.interval("error_here")) / 2
     assert abs(found.values["error_here"] - known["error_here"]) < half
     assert found.verdict == UNDECIDED and "four different rollouts" in found.reason
-
-
-def test_the_estimates_are_unbiased_over_many_sweeps(exact, tmp_path):
-    """The mean over 40 short sweeps, with its own standard error: V_between is a difference of large terms."""
-    found = []
-    for seed in range(40):
-        write_exact(tmp_path / str(seed), "s", exact, 4, 12, 4, seed=seed)
-        found.append(best_size(load_sweep("s", tmp_path / str(seed)), "all", 4).values)
-    for name in ("signal", "spread", "V1", "signal_of_mean", "V_between", "error_here"):
-        values = np.array([f[name] for f in found])
-        assert abs(values.mean() - truth(exact, 4)[name]) < 4 * values.std(ddof=1) / len(values) ** 0.5, name
 
 
 def test_prompts_alike_have_no_upper_end(exact, tmp_path):
@@ -130,7 +98,7 @@ def test_steps_with_a_mixed_group_that_was_not_measured_are_left_out(exact, tmp_
     assert best_size(sweep, "all", 4).steps < 5
 
 
-def test_the_report_shows_it(drawn, tmp_path):
+def test_the_report_shows_it(drawn, tmp_path, undrawn):
     out, _ = build("mean", drawn, tmp_path / "out", ["report"])
     page = (out / "index.html").read_text()
     assert 'id="best_size"' in page and "Error of the gradient by group size" in page and "best_size.csv" in page

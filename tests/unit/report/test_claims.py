@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import re
+from collections import Counter
 
 import numpy as np
 import pytest
@@ -130,6 +131,16 @@ def test_more_cells_widen_the_intervals(full_sweep):
     assert many.high - many.low > one.high - one.low and many.mean == one.mean
 
 
+def test_every_interval_of_a_cell_is_counted_that_the_error_rate_is_divided_by(full_sweep, monkeypatch):
+    """Those that widen with the error rate are what can be wrong by chance."""
+    sweep, found = load_sweep("full", full_sweep), []
+    for alpha in (0.05, 0.005):
+        monkeypatch.setattr(rules, "simultaneous_alpha", lambda cells, alpha=alpha: alpha)
+        found.append({(c.id, f.R): f.interval for c in judge_claims(sweep) for f in c.findings})
+    wide = Counter(R for (name, R), one in found[0].items() if one.known and found[1][name, R] != one)
+    assert max(wide.values()) == rules.TESTS_PER_CELL, wide
+
+
 def test_no_groups_at_all(write, tmp_path):
     write(tmp_path, "s", 4, 0, change=lambda g: dataclasses.replace(g, gram=None))
     claims = verdicts(tmp_path)
@@ -149,7 +160,8 @@ def test_the_null_of_c10_against_the_weights(paper_sweep):
 def test_frame_and_markdown_carry_every_finding(full_sweep):
     claims = judge_claims(load_sweep("full", full_sweep))
     frame = claims_frame(claims)
-    assert len(frame) == 12 * 4 + 6 and frame["R"].isna().sum() == 18
+    assert len(frame) == len(claims) + sum(len(claim.findings) for claim in claims)
+    assert list(frame.loc[frame["R"].isna(), "claim"]) == [claim.id for claim in claims]
     assert set(frame["verdict"]) <= {HOLDS, CONTRADICTED, UNDECIDED, UNDEFINED, rules.ASKED}
     text, every = claims_markdown(claims), " (every arm)"
     for claim in claims:

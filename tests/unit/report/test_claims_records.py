@@ -115,7 +115,7 @@ def test_sums_and_variances_are_exact_and_can_fail(write, tmp_path):
     assert "C2: ERROR: " in lines and "C3: ERROR: " in lines and "all-equal groups" in lines and "lone right" in lines
 
 
-def test_a_broken_identity_is_an_error_line_at_the_terminal(write, tmp_path, capsys):
+def test_a_broken_identity_is_an_error_line_at_the_terminal(write, tmp_path, capsys, undrawn):
     def shifted(record):
         return dataclasses.replace(record, advantages=tuple(a + 0.01 for a in record.advantages))
 

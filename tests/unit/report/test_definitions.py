@@ -12,6 +12,7 @@ from grpo_sweeps.report.by_k_figure import by_k_figure
 from grpo_sweeps.report.claims import judge_claims
 from grpo_sweeps.report.claims_ranks import DEFINITIONS
 from grpo_sweeps.report.drawing import render
+from grpo_sweeps.report.measure import QUANTITIES
 from grpo_sweeps.report.query import load_sweep
 from grpo_sweeps.report.rules import CONTRADICTED, HOLDS, UNDECIDED
 from grpo_sweeps.report.table import by_k
@@ -67,7 +68,7 @@ def test_the_figure_has_a_panel_a_definition(paper_sweep):
     sweep = load_sweep("paper", paper_sweep)
     table = by_k(sweep)
     (plot,) = by_k_figure(sweep, table)
-    assert len(plot.panels) == 6 and len(render(plot)) == 8
+    assert len(plot.panels) == len(QUANTITIES) and len(render(plot)) == 2 + len(plot.panels)
     values = table[(table["R"] == 8) & (table["groups"] > 0)].set_index("k")["stable_rank"]
     assert f"R = 8: most {values.max():.2f} (k = {values.idxmax()})" in plot.panels[3].alt
     assert by_k_figure(sweep, table.iloc[:0]) == []

@@ -2,21 +2,13 @@
 
 from __future__ import annotations
 
-import doctest
-
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from grpo_sweeps.report import feasibility
 from grpo_sweeps.report.feasibility import cell_range, effective_rank_hull, effective_rank_range, energy_in_two
 from grpo_sweeps.spectra import effective_rank, top1_fraction
-
-
-def test_doctests():
-    result = doctest.testmod(feasibility)
-    assert result.failed == 0 and result.attempted > 3
 
 
 @pytest.mark.parametrize(

@@ -10,15 +10,7 @@ from grpo_sweeps.report.__main__ import main
 from grpo_sweeps.report.arms import find_arms
 from grpo_sweeps.report.missing import missing
 from grpo_sweeps.report.query import ReportError, load_sweep
-from grpo_sweeps.tracking.status import RunStatus, write_status
-
-
-def wait(root, sweep, name):
-    """A run that was submitted: its folder holds a status alone."""
-    folder = root / sweep / ("waiting" + "".join(c for c in name if c.isalnum()))
-    folder.mkdir(parents=True)
-    write_status(folder, RunStatus("queued", folder.name, name, sweep))
-    return folder.name
+from tests.unit.report.conftest import wait
 
 
 def test_runs_that_wait_are_named_with_and_without_a_configuration(write, tmp_path):
@@ -80,7 +72,7 @@ def report(tmp_path, capsys, *more):
         ({"commit": None, "dirty": None}, "no recorded commit: 1 run"),
     ],
 )
-def test_several_commits_are_refused_unless_allowed(write, tmp_path, capsys, second, named):
+def test_several_commits_are_refused_unless_allowed(write, tmp_path, capsys, second, named, undrawn):
     write(tmp_path, "s", 2, 0, steps=2)
     write(tmp_path, "s", 2, 1, steps=2, status=second)
     code, said = report(tmp_path, capsys)
@@ -92,16 +84,10 @@ def test_several_commits_are_refused_unless_allowed(write, tmp_path, capsys, sec
     assert code == 2 and "commits=any: allow is allowed" in said
 
 
-def test_different_uncommitted_changes_of_one_commit_are_two(write, tmp_path, capsys):
+def test_different_uncommitted_changes_of_one_commit_are_two(write, tmp_path, capsys, undrawn):
     runs = [write(tmp_path, "s", 2, seed, steps=2, status={"dirty": True}) for seed in (0, 1)]
     assert report(tmp_path, capsys)[0] == 0
     for run, digest in zip(runs, ("a" * 64, "b" * 64), strict=True):
         (run / "source.json").write_text(json.dumps({"diff_sha256": digest}))
     code, said = report(tmp_path, capsys)
     assert code == 2 and "changes aaaaaaaa: 1 run" in said and "changes bbbbbbbb: 1 run" in said
-
-
-def test_a_run_that_waits_has_no_commit_yet(write, tmp_path, capsys):
-    write(tmp_path, "s", 2, 0, steps=2)
-    wait(tmp_path, "s", "R=4 seed=0")
-    assert report(tmp_path, capsys)[0] == 0

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import doctest
 import itertools
 import math
 
@@ -13,9 +12,10 @@ import torch
 
 from grpo_sweeps.estimators import grpo, grpo_std, rloo
 from grpo_sweeps.exact import group_moments, one_group_weights
-from grpo_sweeps.report import pool, pool_table
+from grpo_sweeps.report import pool_table
 from grpo_sweeps.report.best_size import best_sizes
 from grpo_sweeps.report.build import build
+from grpo_sweeps.report.drawing import render
 from grpo_sweeps.report.pool import ESTIMATORS, SUBSETS, Pools, mixed_share, moments, orders, pool_values, sizes_of
 from grpo_sweeps.report.pool_page import found_words, pool_figure, pool_section
 from grpo_sweeps.report.pool_table import pool_studies, ratio
@@ -26,12 +26,6 @@ from tests.unit.report.exact_runs import enumerations, write_exact
 
 FUNCTIONS = {"group mean": grpo, "leave-one-out": rloo, "std": grpo_std}
 FIXED = {"trainer.lr": 0.0}
-
-
-@pytest.mark.parametrize("module", [pool, pool_table])
-def test_doctests(module):
-    result = doctest.testmod(module)
-    assert result.failed == 0 and result.attempted > 0
 
 
 def listed(r, psi, size, estimator):
@@ -172,7 +166,7 @@ def test_mixed_sub_groups_and_their_ranks(study, exact):
     assert abs(rows["effective_rank"][3] - known) < half < 0.4  # six prompts
 
 
-def test_the_report_shows_pools_of_a_fixed_policy_alone(fixed, exact, tmp_path, study):
+def test_the_report_shows_pools_of_a_fixed_policy_alone(fixed, exact, tmp_path, study, undrawn):
     out, _ = build("fixed", fixed, tmp_path / "out", ["report"])
     text = (out / "index.html").read_text()
     assert 'id="pool"' in text and "least error found at R" in text
@@ -184,6 +178,7 @@ def test_the_report_shows_pools_of_a_fixed_policy_alone(fixed, exact, tmp_path, 
         assert pool_studies(sweep, best_sizes(sweep)) == []
     sweep = load_sweep("fixed", fixed)
     (plot,) = pool_figure(sweep, [study])
+    assert set(render(plot)) == {"pool.png", "pool.pdf", "pool_1.svg", "pool_2.svg"}
     assert [p.title for p in plot.panels] == ["pools of 12: error", "pools of 12: cosine"]
 
 

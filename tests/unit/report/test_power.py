@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import doctest
 import math
 
 import numpy as np
@@ -11,7 +10,6 @@ import pandas as pd
 import pytest
 
 from grpo_sweeps.intervals import mean_interval, t_quantile
-from grpo_sweeps.report import power
 from grpo_sweeps.report.best_size import best_sizes
 from grpo_sweeps.report.claims_gradient import slope
 from grpo_sweeps.report.power import Need, needs, power_section, power_table, spread_of, units_needed
@@ -19,11 +17,6 @@ from grpo_sweeps.report.query import load_sweep
 from grpo_sweeps.report.table import pooled, usable_groups
 from grpo_sweeps.tracking.local import LocalRecord
 from tests.unit.report.exact_runs import enumerations, write_exact
-
-
-def test_doctests():
-    result = doctest.testmod(power)
-    assert result.failed == 0 and result.attempted > 0
 
 
 @pytest.mark.parametrize(("spread", "half_width"), [(0.5, 0.1), (1.0, 0.9), (0.3, 1.0), (2.0, 0.33)])

@@ -9,7 +9,6 @@ import numpy as np
 import pytest
 
 from grpo_sweeps.report.arms import find_arms
-from grpo_sweeps.report.build import build
 from grpo_sweeps.report.query import ReportError, find_sweep, load_sweep
 from grpo_sweeps.spectra import summary
 from grpo_sweeps.sweep.identity import IRRELEVANT
@@ -96,16 +95,6 @@ def test_a_record_that_cannot_be_read_is_named_and_the_sweep_is_read_on(paper_co
     sweep = load_sweep("paper", paper_copy)
     assert set(sweep.groups["run"]) == {runs[2].name} and len(sweep.notes) == 2
     assert runs[0].name in sweep.notes[0] and ".parquet" in sweep.notes[0] and runs[1].name in sweep.notes[1]
-
-
-def test_a_sweep_without_a_readable_record_gives_a_report_without_values(paper_copy, tmp_path):
-    for segment in paper_copy.glob("paper/*/grams/*.parquet"):
-        segment.write_bytes(b"PAR1 and nothing more")
-    sweep = load_sweep("paper", paper_copy)
-    assert len(sweep.runs) == 3 and len(sweep.notes) == 3 and not len(sweep.groups)
-    assert {"numerical_rank", "mixed", "prompt_id"} <= set(sweep.groups)
-    folder, _ = build("paper", paper_copy, tmp_path / "out", ["python"])
-    assert (folder / "index.html").is_file()
 
 
 def test_a_queued_run_without_status_is_listed(paper_copy):

@@ -138,7 +138,7 @@ def test_records_are_read_when_asked_for_and_match_their_rows(one):
         sweep.record(48)
 
 
-def test_resumed_and_clean_runs_give_the_same_tables(write, tmp_path):
+def test_resumed_and_clean_runs_give_the_same_tables(write, tmp_path, undrawn):
     for root in ("clean", "resumed"):
         for R in (2, 4):
             write(tmp_path / root, "s", R, 0, steps=12)

@@ -54,7 +54,7 @@ def test_both_are_of_one_group_and_each_R_has_its_own(write, tmp_path):
     assert len({(row["R"], row["run"], row["step"]) for row in shown}) == 2
 
 
-def test_without_a_mixed_group_one_with_advantages_and_else_the_latest(write, tmp_path):
+def test_without_a_mixed_group_one_with_advantages_and_else_the_latest(write, tmp_path, undrawn):
     runs = {R: bare(write, tmp_path, R) for R in (2, 4)}
     for R, run in runs.items():
         keep(run, 10, (1.0,) * R, baseline=0.0 if R == 2 else None)

@@ -19,6 +19,8 @@ from grpo_sweeps.symptoms import NAMED
 from grpo_sweeps.tracking.local import read_completions, read_evals, read_groups, read_metrics
 from tests.unit.loop.cut_runs import Interrupted, train_until, without_clock
 
+pytestmark = pytest.mark.integration
+
 MakeConfig = Callable[..., RunConfig]
 
 

@@ -12,6 +12,7 @@ from grpo_sweeps.engine.gram.claims import plain_name
 from grpo_sweeps.engine.gram.patch import PatchedForward
 from tests.unit.engine.gram_oracle import SUMS, batch, build, oracle_rows, plain_sums, relative, trainable, whole
 
+pytestmark = pytest.mark.integration
 TOL = 1e-12
 WEIGHTS = torch.tensor([0.5, -1.0, 0.0, 2.0, -0.25], dtype=torch.float64)
 

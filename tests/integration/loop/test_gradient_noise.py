@@ -20,6 +20,8 @@ from grpo_sweeps.tracking.local import read_metrics
 from tests.unit.loop.cut_runs import train_until
 from tests.unit.loop.test_step import slow_gradient
 
+pytestmark = pytest.mark.integration
+
 MakeConfig = Callable[..., RunConfig]
 NAMES = ["gradient/snr", "gradient/noise_scale"]
 G, STEPS = 6, 5

@@ -28,6 +28,8 @@ from grpo_sweeps.engine.sampler import row_seed, sample
 from grpo_sweeps.loop.setup import Setup, prepare
 from grpo_sweeps.types import ConfigError, Problem, TaskData
 
+pytestmark = pytest.mark.integration
+
 LIMIT = 8
 PLAN = Plan(rollouts=3, continuations=4, every=1, seed=2)
 

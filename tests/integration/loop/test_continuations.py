@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import doctest
 from collections.abc import Callable
 
 import numpy as np
@@ -13,13 +12,14 @@ import torch
 from grpo_sweeps.config import ObjectiveConfig, RolloutConfig, RunConfig
 from grpo_sweeps.engine.sampler import row_seed, sample
 from grpo_sweeps.estimators.token_level import vine
-from grpo_sweeps.loop import continuations
 from grpo_sweeps.loop.continuations import Credit, by_segment, edges_of, step_credit
 from grpo_sweeps.loop.inner import backward_of_loss, inner_step, prepare_terms, take_step
 from grpo_sweeps.loop.ratios import RatioTally
 from grpo_sweeps.loop.setup import Setup, prepare
 from grpo_sweeps.loop.step import Rated, rollouts_with_advantages
 from tests.unit.loop.slow_loss import added_gradient, rows_of_loss
+
+pytestmark = pytest.mark.integration
 
 MakeConfig = Callable[..., RunConfig]
 REINFORCE = "grpo_sweeps.estimators.reinforce.reinforce"
@@ -39,11 +39,6 @@ def credit_of(setup: Setup, rated: Rated, step: int) -> Credit:
 def test_edges() -> None:
     assert edges_of(1, 1) == [0, 1] and edges_of(4, 2) == [0, 2, 4]
     assert edges_of(3, 10) == [0, 3] and edges_of(7, 3) == [0, 3, 6, 7]
-
-
-def test_doctests() -> None:
-    result = doctest.testmod(continuations)
-    assert result.attempted == 2 and not result.failed
 
 
 @pytest.mark.parametrize("every", [1, 2, 3, 100])

@@ -17,6 +17,8 @@ from grpo_sweeps.loop.train import train
 from grpo_sweeps.tracking.local import read_evals, read_groups, read_metrics
 from tests.unit.loop.cut_runs import train_until, without_clock
 
+pytestmark = pytest.mark.integration
+
 MakeConfig = Callable[..., RunConfig]
 RESAMPLE = ObjectiveConfig(resample=True)
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 import pytest
 
 from grpo_sweeps.report import rules
@@ -12,19 +14,23 @@ from grpo_sweeps.report.rules import CONTRADICTED, HOLDS, UNDECIDED
 from grpo_sweeps.report.table import accuracy_by_step
 from grpo_sweeps.tracking.local import LocalRecord
 
+pytestmark = pytest.mark.integration
 RLOO = "grpo_sweeps.estimators.group.rloo"
 
 
 @pytest.fixture
 def sweep_of(write, tmp_path):
-    """A sweep of both budgets; gains: of R = 2, 4, 8 at equal rollouts."""
+    """A sweep of both budgets; gains: of R = 2, 4, 8 at equal rollouts. C11 needs no Gram."""
+
+    def unmeasured(group):
+        return dataclasses.replace(group, gram=None)
 
     def make(gains, seeds=5, estimator=RLOO, budgets=("prompts", "rollouts"), steps=4):
         for budget in budgets:
             for R, gain in zip((2, 4, 8), gains, strict=True):
                 for seed in range(seeds):
                     write(
-                        tmp_path, "s", R, seed, steps=steps if R < 8 else 4, gain=gain,
+                        tmp_path, "s", R, seed, steps=steps if R < 8 else 4, gain=gain, change=unmeasured,
                         config={"budget": budget, "budget_R": 4, "estimator._target_": estimator},
                     )  # fmt: skip
         return load_sweep("s", tmp_path)
