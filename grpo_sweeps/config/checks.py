@@ -402,8 +402,9 @@ def _check_group(config: RunConfig) -> None:
 
 def _check_tracking(config: RunConfig) -> None:
     tracking = config.tracking
-    if "." not in tracking.kind:  # a dotted path is imported with the functions, after these checks
-        _one_of("tracking.kind", tracking.kind, TRACKING)
+    if tracking.kind not in TRACKING and "." not in tracking.kind:  # a dotted path is imported after these checks
+        own = "or give the dotted path of a class, such as tracking.kind=my_module.MyTracker"
+        _fail("tracking.kind", tracking.kind, f"choose one of {', '.join(TRACKING)}, {own}")
     if not tracking.experiment:
         _fail("tracking.experiment", "''", "a name is needed")
     if tracking.uri and re.search(r"://[^/]*@", tracking.uri):

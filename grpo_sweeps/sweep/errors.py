@@ -65,7 +65,6 @@ def _missing_value(item: BaseException, error: BaseException) -> str | None:
         return None
     key = getattr(item, "full_key", None) or "?"
     example = f", such as {key}=my_module.my_function" if str(key).endswith("_target_") else ""
-    example = example or (", such as tracking.kind=my_module.MyTracker" if key == "tracking.kind" else "")
     return f"{key}: a value is required and none is given{example}"
 
 

@@ -124,7 +124,7 @@ def _ended(stdin: TextIO, seconds: float) -> bool:
 
 
 def _last_change(folder: Path, log: Path) -> int:
-    """When a file of the run's folder was last written, its log aside (a tracker notes there what it copied)."""
+    """When a file of the run's folder was last written, the log aside: a tracker notes there what it has copied."""
     times = []
     with contextlib.suppress(FileNotFoundError):
         for entry in os.scandir(folder):

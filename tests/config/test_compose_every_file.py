@@ -34,6 +34,8 @@ def needed(choice: str) -> list[str]:
     key, _, name = choice.partition("=")
     targets = {"task": "grpo_sweeps.tasks.arithmetic.arithmetic", "reward": "grpo_sweeps.rewards.exact_match.strict",
                "estimator": "grpo_sweeps.estimators.group.grpo"}  # fmt: skip
+    if choice == "tracking=custom":
+        return ["tracking.kind=my_module.MyTracker"]
     return [f"{key}._target_={targets[key]}"] if name == "custom" else []
 
 

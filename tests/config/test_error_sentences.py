@@ -59,7 +59,7 @@ CASES: dict[str, tuple[str, ...]] = {
     "model.path=${nothing}": ("${nothing}", "not found"),
     # choices
     "model=foo": ("model=foo: no such choice; model is one of llama_nemotron_nano_4b", "tiny"),
-    "tracking=wandb": ("tracking=wandb: no such choice; tracking is one of local, mlflow",),
+    "tracking=wandb": ("tracking=wandb: no such choice; tracking is one of custom, local, mlflow",),
     "hydra/launcher=slurm": ("hydra/launcher is one of basic, submitit_local, submitit_slurm",),
     "tracking.kind=wandb": ("tracking.kind=wandb: choose one of mlflow, local",),
     "model.dtype=int8": ("model.dtype=int8: choose one of float32, bfloat16",),
