@@ -59,7 +59,7 @@ def _register_resolver(name: str, resolver: Callable[[], str]) -> None:
 
     # In OmegaConf 2.3 `register_resolver` is an older function that takes no `replace`; 2.4 deprecates the new one.
     renamed = "replace" in signature(OmegaConf.register_resolver).parameters
-    store = OmegaConf.register_resolver if renamed else OmegaConf.register_new_resolver
+    store: Any = OmegaConf.register_resolver if renamed else OmegaConf.register_new_resolver
     store(name, resolver, replace=True)
 
 
@@ -90,11 +90,14 @@ def composed_schema() -> type:
 
 def _writable(cls: type) -> type:
     """The same dataclass, not frozen: OmegaConf makes a node of a frozen one read-only, and overrides could not reach
-    it."""
+    it. Tuples are lists there: OmegaConf 2.4 would check their length before `checks` can say what is needed.
+    """
     hints = typing.get_type_hints(cls)
     items: list[Any] = []
     for item in dataclasses.fields(cls):
         hint = hints[item.name]
+        if typing.get_origin(hint) is tuple:
+            hint = list[typing.get_args(hint)[0]]  # type: ignore[misc]
         if dataclasses.is_dataclass(hint):
             twin = _writable(typing.cast(type, hint))
             items.append((item.name, twin, dataclasses.field(default_factory=twin)))
