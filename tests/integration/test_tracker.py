@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -137,6 +138,19 @@ def test_a_job_copies_its_own_run_to_a_tracker_that_is_shared(tmp_path: Path, mo
     assert set(json.loads((tmp_path / "copy.json").read_text())["runs"]) == {"2"}
     nowhere = TrackingConfig(tracking.kind, str(tmp_path / "no" / "copy.json"))
     assert initialise(nowhere) == f"{tmp_path / 'no'} is not there."
+
+
+def test_the_copying_process_finds_the_class_where_this_one_does(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Neither in the working directory nor on PYTHONPATH, as in a job whose modules lie where it was submitted."""
+    folder = tmp_path / "mine"
+    folder.mkdir()
+    (folder / "tracker_of_mine.py").write_text(f"from {HERE} import FileTracker\n\nclass Mine(FileTracker): ...\n")
+    monkeypatch.setattr(sys, "path", [*sys.path, str(folder)])
+    monkeypatch.chdir(tmp_path)
+    assert initialise(TrackingConfig("tracker_of_mine.Mine", str(tmp_path / "copy.json"))) is None
+    assert json.loads((tmp_path / "copy.json").read_text())["prepared_by"] != os.getpid()
 
 
 @pytest.mark.parametrize(
