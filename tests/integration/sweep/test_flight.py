@@ -23,6 +23,8 @@ from grpo_sweeps.sweep.ledger import Decision
 from grpo_sweeps.sweep.planned import PlannedRun
 from grpo_sweeps.tracking.status import RunStatus, read_status
 
+pytestmark = pytest.mark.integration
+
 PLANTED = """
 def never(completion, problem, seed):
     return 0.0
