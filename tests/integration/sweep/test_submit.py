@@ -18,6 +18,8 @@ Run = Callable[..., int]
 Statuses = Callable[..., dict[str, Any]]
 SBATCH = """#!{python}
 import os, re, subprocess, sys
+
+pytestmark = pytest.mark.integration
 text = open(sys.argv[1]).read()
 open({record!r}, "w").write(text)
 open({record!r} + ".env", "w").write(repr({{k: v for k, v in os.environ.items() if k.startswith("SLURM_")}}))

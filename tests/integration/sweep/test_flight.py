@@ -23,6 +23,8 @@ from grpo_sweeps.sweep.plan import PlannedRun
 from grpo_sweeps.tracking.status import RunStatus, read_status
 from tests.composing import run_config
 
+pytestmark = pytest.mark.integration
+
 PLANTED = """
 def never(completion, problem, seed):
     return 0.0

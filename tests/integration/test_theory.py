@@ -10,6 +10,8 @@ import torch
 
 from grpo_sweeps import theory
 
+pytestmark = pytest.mark.integration
+
 
 @pytest.fixture(scope="module")
 def report(tmp_path_factory):
