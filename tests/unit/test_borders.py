@@ -364,7 +364,7 @@ def test_help_loads_neither_torch_nor_mlflow(tmp_path: Path) -> None:
 def text_files() -> list[Path]:
     folders = ("grpo_sweeps", "hydra_plugins", "conf", "sweeps", "tests", "examples", "docs", "reports", ".ci")
     suffixes = {".py", ".yaml", ".md", ".toml", ".txt", ".json", ".html", ".csv", ".tex", ""}
-    files = [path for path in ROOT.iterdir() if path.is_file() and path.name != ".git"]  # of a worktree it is a file
+    files = [path for path in ROOT.iterdir() if path.is_file() and path.name != ".git"]  # a file in a linked worktree
     files += [path for folder in folders for path in (ROOT / folder).rglob("*") if path.is_file()]
     return [path for path in files if path.suffix in suffixes and "__pycache__" not in path.parts]
 

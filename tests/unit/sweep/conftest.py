@@ -38,6 +38,17 @@ sys.modules["grpo_sweeps.loop.train"] = types.SimpleNamespace(train=train)
 BASE = ("tracking=local", "trainer.steps=3", "estimator._target_=plain_functions.estimator")
 
 
+def frozen_config() -> dict[str, Any]:
+    return {
+        "R": 4, "seed": 0, "sweep": "adhoc", "aggregation": "sum", "runs_dir": "runs",
+        "model": {"name": "tiny", "path": "embedded"},
+        "task": {"_target_": "grpo_sweeps.tasks.arithmetic.arithmetic", "prompt": "{question}"},
+        "reward": {"_target_": "grpo_sweeps.rewards.exact_match.strict"},
+        "estimator": {"_target_": "plain_functions.estimator"},
+        "rollout": {}, "analysis": {}, "trainer": {"steps": 2}, "tracking": {"kind": "local"},
+    }  # fmt: skip
+
+
 @pytest.fixture
 def workplace(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """An empty working directory with a user's module in it; jobs started from it get the stand-in too."""

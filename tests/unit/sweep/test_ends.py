@@ -52,7 +52,7 @@ def test_sys_exit_in_a_job_is_a_requeue_only_after_the_checkpoint(loop: Any, wor
     from grpo_sweeps.sweep.job import RunJob
     from grpo_sweeps.sweep.launch import RunFailed
     from grpo_sweeps.tracking.status import read_status
-    from tests.unit.sweep.test_launch_here import _frozen
+    from tests.unit.sweep.conftest import frozen_config
 
     job = RunJob()
 
@@ -62,11 +62,11 @@ def test_sys_exit_in_a_job_is_a_requeue_only_after_the_checkpoint(loop: Any, wor
 
     loop(preempted)
     with pytest.raises(SystemExit):
-        job(_frozen(), str(workplace / "one"), "one", "", [])
+        job(frozen_config(), str(workplace / "one"), "one", "", [])
     assert read_status(workplace / "one").state == "queued"
     loop(lambda *_: sys.exit(0))
     with pytest.raises(RunFailed):
-        pickle.loads(pickle.dumps(job))(_frozen(), str(workplace / "one"), "one", "", [])
+        pickle.loads(pickle.dumps(job))(frozen_config(), str(workplace / "one"), "one", "", [])
     assert read_status(workplace / "one").state == "failed"
 
 
@@ -130,10 +130,10 @@ def test_a_full_disk_ends_one_run_and_keeps_the_table(
 
 def test_a_folder_that_cannot_be_made_is_a_failed_result(workplace: Path) -> None:
     from grpo_sweeps.sweep.execute import execute
-    from tests.unit.sweep.test_launch_here import _frozen
+    from tests.unit.sweep.conftest import frozen_config
 
     (workplace / "file").write_text("")
-    result = execute(_frozen(), workplace / "file", name="mine")
+    result = execute(frozen_config(), workplace / "file", name="mine")
     assert isinstance(result, RunResult) and (result.name, result.state) == ("mine", "failed")
     assert result.error and result.error.startswith("FileExistsError")
 

@@ -18,7 +18,7 @@ import pytest
 from grpo_sweeps.sweep.execute import ELSEWHERE, execute
 from grpo_sweeps.tracking import locks
 from grpo_sweeps.tracking.status import RunStatus, process_started, read_status, write_status
-from tests.unit.sweep.test_launch_here import _frozen
+from tests.unit.sweep.conftest import frozen_config
 
 
 def refuse(*_: Any) -> None:
@@ -94,6 +94,6 @@ def test_a_run_whose_folder_is_taken_stops_and_writes_nothing(
 
     monkeypatch.setitem(sys.modules, "grpo_sweeps.loop.train", types.SimpleNamespace(train=train))
     monkeypatch.setattr(locks, "SETTLE_S", 0.0)
-    result = execute(_frozen(), workplace / "one", name="mine")
+    result = execute(frozen_config(), workplace / "one", name="mine")
     assert result.elsewhere and result.ok and result.error == ELSEWHERE and done == [0, 1]
     assert (read_status(workplace / "one").host, read_status(workplace / "one").step) == ("another", 7)

@@ -30,9 +30,9 @@ SINFO = "low*|21694|2|gpu:2|infinite\nbig|515000|64|gpu:a100:8(S:0-1)|2-00:00:00
 
 
 def config(path: str = "embedded", **model: Any) -> RunConfig:
-    from tests.unit.sweep.test_launch_here import _frozen
+    from tests.unit.sweep.conftest import frozen_config
 
-    frozen = _frozen()
+    frozen = frozen_config()
     frozen["model"] = {"name": "mine", "path": path, **model}
     return RunConfig.from_mapping(frozen)
 

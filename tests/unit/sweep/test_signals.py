@@ -20,8 +20,8 @@ from grpo_sweeps.sweep.job import RunJob
 from grpo_sweeps.sweep.launch import RunFailed
 from grpo_sweeps.sweep.signals import Stops
 from grpo_sweeps.tracking.status import read_status
+from tests.unit.sweep.conftest import frozen_config
 from tests.unit.sweep.test_ends import loop  # noqa: F401  (a fixture)
-from tests.unit.sweep.test_launch_here import _frozen
 
 ALL = (signal.SIGUSR2, signal.SIGTERM, signal.SIGINT, signal.SIGALRM)
 
@@ -162,20 +162,20 @@ def test_a_job_is_queued_again_at_the_end_of_the_step(loop: Any, workplace: Path
     signal.signal(signal.SIGUSR2, leave)
     loop(three_steps(signal.SIGUSR2, 1, seen))
     with pytest.raises(SystemExit):
-        job(_frozen(), str(workplace / "one"), "one", "", [])
+        job(frozen_config(), str(workplace / "one"), "one", "", [])
     status = read_status(workplace / "one")
     assert (status.state, status.step, seen, at_exit) == ("queued", 2, [0, 1], ["queued"])
     assert "stopped after step 2 (SIGUSR2)" in (workplace / "one" / "log.txt").read_text()
     again = pickle.loads(pickle.dumps(job))
     loop(three_steps(0, 9, seen))
-    assert again(_frozen(), str(workplace / "one"), "one", "", []).state == "finished"
+    assert again(frozen_config(), str(workplace / "one"), "one", "", []).state == "finished"
 
 
 def test_scancel_leaves_a_job_interrupted_and_not_queued(loop: Any, workplace: Path, calls: list[str]) -> None:  # noqa: F811
     seen: list[int] = []
     loop(three_steps(signal.SIGTERM, 1, seen))
     with pytest.raises(RunFailed):
-        RunJob()(_frozen(), str(workplace / "one"), "one", "", [])
+        RunJob()(frozen_config(), str(workplace / "one"), "one", "", [])
     status = read_status(workplace / "one")
     assert (status.state, status.step, seen, calls) == ("interrupted", 2, [0, 1], ["bypassed"])
 
@@ -195,9 +195,9 @@ def test_a_job_that_cannot_be_queued_again_says_so(loop: Any, workplace: Path, c
     signals_ = Signals(requeued=lambda: False)
     if refusal == "UncompletedJobError":
         with pytest.raises(UncompletedJobError):
-            execute(_frozen(), workplace / "one", signals=signals_)
+            execute(frozen_config(), workplace / "one", signals=signals_)
     else:
-        assert execute(_frozen(), workplace / "one", signals=signals_).state == "interrupted"
+        assert execute(frozen_config(), workplace / "one", signals=signals_).state == "interrupted"
     status = read_status(workplace / "one")
     assert status.state == "interrupted" and status.error and str(error) in status.error and status.step == 1
 
@@ -210,7 +210,7 @@ def test_a_failure_in_the_step_of_the_signal_is_a_failure(loop: Any, workplace: 
 
     loop(train)
     with pytest.raises(RunFailed):
-        RunJob()(_frozen(), str(workplace / "one"), "one", "", [])
+        RunJob()(frozen_config(), str(workplace / "one"), "one", "", [])
     status = read_status(workplace / "one")
     assert status.state == "failed" and calls == []
     assert status.traceback and status.traceback.splitlines()[-1] == "FloatingPointError: diverged"

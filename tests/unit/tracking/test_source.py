@@ -11,8 +11,10 @@ import pytest
 from grpo_sweeps.sweep.execute import execute
 from grpo_sweeps.tracking import provenance
 from grpo_sweeps.tracking.status import read_status
-from tests.unit.sweep.conftest import workplace  # noqa: F401  (a fixture)
-from tests.unit.sweep.test_launch_here import _frozen
+from tests.unit.sweep.conftest import (
+    frozen_config,
+    workplace,  # noqa: F401  (a fixture)
+)
 
 
 def with_diff(monkeypatch: pytest.MonkeyPatch, text: str | None) -> None:
@@ -70,10 +72,10 @@ def test_a_run_says_what_changed_while_it_waited(workplace: Path) -> None:  # no
     run_dir.mkdir()
     submitted = provenance.snapshot()
     provenance.write(run_dir, replace(submitted, commit="0" * 40))
-    assert execute(_frozen(), run_dir).ok
+    assert execute(frozen_config(), run_dir).ok
     notes = read_status(run_dir).notes
     assert len(notes) == 1 and notes[0].startswith("changed since submission: the commit is")
     assert notes[0] in (run_dir / "log.txt").read_text()
     fresh = workplace / "two"
-    assert execute(_frozen(), fresh, command="python -m x").ok
+    assert execute(frozen_config(), fresh, command="python -m x").ok
     assert read_status(fresh).notes == [] and provenance.read(fresh).command == "python -m x"  # type: ignore[union-attr]

@@ -10,6 +10,10 @@ from typing import Any
 import pytest
 import yaml
 
+from tests.unit.sweep.conftest import frozen_config
+
+pytestmark = pytest.mark.integration
+
 Run = Callable[..., int]
 Statuses = Callable[..., dict[str, Any]]
 
@@ -243,7 +247,7 @@ def test_a_lock_keeps_a_second_process_out(workplace: Path) -> None:
 
     from grpo_sweeps.sweep.execute import LOCK_FILE, execute
 
-    frozen = yaml.safe_load(json.dumps(_frozen()))
+    frozen = yaml.safe_load(json.dumps(frozen_config()))
     run_dir = workplace / "runs" / "adhoc" / "abc"
     run_dir.mkdir(parents=True)
     with open(run_dir / LOCK_FILE, "a") as file:
@@ -280,16 +284,5 @@ def test_a_requeued_job_waits_and_an_abandoned_one_is_interrupted(
         monkeypatch.setitem(sys.modules, "grpo_sweeps.loop.train", types.SimpleNamespace(train=train))
         run_dir = workplace / str(index)
         with pytest.raises(type(error)):
-            execute(_frozen(), run_dir, signals=Signals(requeued=lambda: True))
+            execute(frozen_config(), run_dir, signals=Signals(requeued=lambda: True))
         assert read_status(run_dir).state == state
-
-
-def _frozen() -> dict[str, Any]:
-    return {
-        "R": 4, "seed": 0, "sweep": "adhoc", "aggregation": "sum", "runs_dir": "runs",
-        "model": {"name": "tiny", "path": "embedded"},
-        "task": {"_target_": "grpo_sweeps.tasks.arithmetic.arithmetic", "prompt": "{question}"},
-        "reward": {"_target_": "grpo_sweeps.rewards.exact_match.strict"},
-        "estimator": {"_target_": "plain_functions.estimator"},
-        "rollout": {}, "analysis": {}, "trainer": {"steps": 2}, "tracking": {"kind": "local"},
-    }  # fmt: skip
