@@ -46,7 +46,7 @@ def initialise(tracking: TrackingConfig, timeout: float = 120.0) -> str | None:
     except subprocess.TimeoutExpired:
         return f"the tracking store did not answer for {timeout:.0f} s."
     lines = done.stderr.strip().splitlines() or [f"exit code {done.returncode}"]
-    return None if done.returncode == 0 else redact(lines[-1])
+    return None if done.returncode == 0 else redact(lines[-1].removeprefix("error: "))
 
 
 def _words(tracking: TrackingConfig) -> list[str]:
