@@ -1,5 +1,5 @@
-"""Checks of a whole configuration: what its types cannot say. Each failure is one sentence with key, value and what
-is allowed.
+"""Checks of a whole configuration: what its types cannot say. Each failure is one sentence that names the key, the
+value and what is allowed.
 
 `check` is cheap (it imports neither torch nor the user's code) and comes first, for every run of a sweep;
 `check_functions` imports the functions that the configuration names and compares their signatures with its keys;
@@ -38,13 +38,13 @@ GROUP_BASELINES = (
     *(f"grpo_sweeps.estimators.group.{name}" for name in ("grpo", "grpo_std", "rloo", "dr_grpo", "dapo", "opo")),
     "grpo_sweeps.estimators.batch.reinforce_plus_plus_baseline",
 )
-# Those whose baseline is the step's mean: the same with one rollout in the whole step.
+# Estimators whose baseline is the step's mean: with one rollout in the whole step their advantage is always 0.
 STEP_BASELINES = tuple(f"grpo_sweeps.estimators.batch.{name}" for name in ("batch_mean", "reinforce_plus_plus"))
 NO_BASELINE = "grpo_sweeps.estimators.reinforce.reinforce"
 GSM8K = "grpo_sweeps.tasks.gsm8k.gsm8k"
-MOST_ROLLOUTS = 65_536  # of a group, and groups of a step: more is a slip of the finger that fills the memory
-MOST_UPDATES = 1024  # in a step, each going over all of its rollouts
-MOST_CONTINUATIONS = 4096  # of every valued prefix
+MOST_ROLLOUTS = 65_536  # per group, and groups per step: more is a typing error that fills the memory
+MOST_UPDATES = 1024  # per step, each over all rollouts of the step
+MOST_CONTINUATIONS = 4096  # per valued prefix
 MOST_LORA = 4096  # wider than most models
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
 HUB_ID = re.compile(r"[\w.-]+(/[\w.-]+)?")
@@ -65,7 +65,7 @@ def check(config: RunConfig) -> None:
 
 
 def check_launch(redo: str | None, wait: bool = True, on_nodes: bool = True, unclean: bool | None = False) -> None:
-    """The launch's own keys. unclean: a clean checkout is required, and it has changes."""
+    """Raise ConfigError for a bad key of the launch. unclean: the checkout has changes, and a clean one is required."""
     _one_of("redo", redo, REDO)
     if not wait and not on_nodes:
         _fail(
@@ -78,7 +78,7 @@ def check_launch(redo: str | None, wait: bool = True, on_nodes: bool = True, unc
 
 
 def check_sweep_name(name: str) -> None:
-    """Names become folders."""
+    """Raise ConfigError for a name that cannot be a folder."""
     if not NAME.fullmatch(name) or len(name) > 100:
         raise ConfigError(
             f"sweep={name}: a sweep's name becomes a folder, so letters, digits, '.', '_' and '-' are allowed "
@@ -87,7 +87,7 @@ def check_sweep_name(name: str) -> None:
 
 
 def check_functions(config: RunConfig) -> None:
-    """Import task, reward and estimator and see that they take the keys they are given. May import torch."""
+    """Import task, reward and estimator and check that they take the keys they are given. May import torch."""
     from grpo_sweeps.config.functions import LENGTHS, load_function
 
     functions = (("task", config.task.function, 0), ("reward", config.reward, 3), ("estimator", config.estimator, 1))
@@ -97,7 +97,7 @@ def check_functions(config: RunConfig) -> None:
 
 
 def check_tasks(configs: Iterable[RunConfig]) -> None:
-    """Load each different task once and see that every run finds the problems that it asks for."""
+    """Load each different task once and check that every run finds the problems that it asks for."""
     loaded: dict[str, TaskData] = {}
     for config in configs:
         key = repr(config.task.function)
@@ -122,7 +122,7 @@ def _load_task(function: FunctionConfig) -> TaskData:
 
 
 def check_data(data: TaskData, config: RunConfig) -> None:
-    """Are there as many problems as a step and an evaluation take?"""
+    """Raise ConfigError where a step or an evaluation takes more problems than there are."""
     if len(data.train) < config.groups:
         step = f", {config.groups} groups a step by budget=rollouts" if config.budget == "rollouts" else ""
         raise ConfigError(
@@ -137,7 +137,7 @@ def check_data(data: TaskData, config: RunConfig) -> None:
 
 
 def check_device(device: str) -> None:
-    """Is there such a GPU here? Imports torch for cuda alone."""
+    """Raise ConfigError for a GPU that is not here. Imports torch for cuda alone."""
     if not device.startswith("cuda"):
         return
     import torch
@@ -148,8 +148,8 @@ def check_device(device: str) -> None:
 
 
 def _check_types(bound: Callable[..., Any], function: FunctionConfig, key: str) -> None:
-    """Keys whose parameter is annotated with a plain type must have it: a text for a number would fail after the
-    start."""
+    """Raise ConfigError where a parameter annotated with a plain type is given another: a text for a number would fail
+    after the start."""
     target = getattr(bound, "func", bound)
     try:
         parameters = inspect.signature(target, eval_str=True).parameters
@@ -200,8 +200,8 @@ def _check_budget(config: RunConfig) -> None:
 
 
 def _check_runs_dir(runs_dir: str, sweep: str) -> None:
-    """The sweep's folder, or the nearest one above it that is there, must be a writable folder: creates an unnamed
-    temporary file to check."""
+    """Raise ConfigError unless the sweep's folder, or the nearest existing one above it, is writable; checks by an
+    unnamed temporary file."""
     allowed = "a folder is needed, or a path where one can be made"
     if not runs_dir:
         _fail("runs_dir", runs_dir, allowed)
@@ -361,7 +361,7 @@ def _check_objective(config: RunConfig) -> None:
 
 
 def _check_continuations(config: RunConfig) -> None:
-    """Values by fresh continuations: the one source of values, the only baseline, and of the task's reward."""
+    """Raise ConfigError where continuations meet another source of values, another baseline or a KL in the reward."""
     objective = config.objective
     key, count = "objective.continuations", objective.continuations
     if not count:
@@ -382,7 +382,7 @@ def _check_continuations(config: RunConfig) -> None:
 
 
 def _check_group(config: RunConfig) -> None:
-    """What must fit the group size R."""
+    """Raise ConfigError for what does not fit the group size R."""
     target = config.estimator.target
     name = target.rsplit(".", 1)[-1]
     if config.R == 1 and target in GROUP_BASELINES:

@@ -1,4 +1,4 @@
-"""Functions by dotted path: how a task, a reward or an estimator of the user's own is found."""
+"""Functions by dotted path: finds a task, a reward or an estimator, built in or the user's own."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ LENGTHS = "lengths_GR"  # an estimator with a parameter of this name is given th
 
 
 def load_estimator(config: FunctionConfig) -> EstimatorFunction:
-    """The estimator that `config` names, given the lengths if it names a parameter for them.
+    """The estimator that `config` names; it is given the lengths if it has a parameter for them.
 
     Raises:
-        ConfigError: as `load_function`.
+        ConfigError: as for `load_function`.
     """
     function = load_function(config, "estimator", positional=1, offered=(LENGTHS,))
     with_lengths = _names(function.func, LENGTHS)
@@ -48,8 +48,8 @@ def load_function(
     Args:
         config: dotted path and keyword arguments.
         key: the configuration key, for the error ("reward").
-        positional: how many positional arguments the package will call it with.
-        offered: keyword arguments that the package adds for a function that names them.
+        positional: the number of positional arguments that the package calls it with.
+        offered: keyword arguments that the package adds where the function has parameters of these names.
 
     Raises:
         ConfigError: when it cannot be imported, cannot be called, or does not accept an argument.

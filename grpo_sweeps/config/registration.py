@@ -1,5 +1,5 @@
-"""What Hydra is told: the typed schema of the composed config, our defaults for its launchers, the resolvers of
-config.yaml. Hydra 1.3 and 1.4 (with OmegaConf 2.3 and 2.4) are each called in the way that they do not warn of.
+"""Registers with Hydra the typed schema of the composed config, our defaults for its launchers, and the resolvers of
+config.yaml. Hydra 1.3 and 1.4 (with OmegaConf 2.3 and 2.4) are each called in a way that raises no warning.
 """
 
 from __future__ import annotations
@@ -34,8 +34,8 @@ def version_base() -> dict[str, str]:
 def register() -> None:
     """Store schema, launchers and resolvers, and set Hydra's version base. Safe to call again.
 
-    Hydra's scan of the plugins stores hydra-submitit-launcher's own defaults under the names that ours go by, so the
-    scan has to be over before ours are stored.
+    Hydra's scan of the plugins stores hydra-submitit-launcher's own defaults under the names of ours, so ours are
+    stored after the scan.
     """
     from hydra import version
     from hydra.core.plugins import Plugins
@@ -54,7 +54,7 @@ def register() -> None:
 
 
 def _register_resolver(name: str, resolver: Callable[[], str]) -> None:
-    """Make `${name:}` give what `resolver` returns."""
+    """Make `${name:}` resolve to what `resolver` returns."""
     from omegaconf import OmegaConf
 
     # In OmegaConf 2.3 `register_resolver` is an older function that takes no `replace`; 2.4 deprecates the new one.
@@ -89,8 +89,8 @@ def composed_schema() -> type:
 
 
 def _writable(cls: type) -> type:
-    """The same dataclass, not frozen: OmegaConf makes a node of a frozen one read-only, and overrides could not reach
-    it. Tuples are lists there: OmegaConf 2.4 would check their length before `checks` can say what is needed.
+    """The same dataclass, not frozen: OmegaConf makes the node of a frozen one read-only, which no override can change.
+    Tuples become lists: OmegaConf 2.4 would check their length before `checks` can say what is needed.
     """
     hints = typing.get_type_hints(cls)
     items: list[Any] = []

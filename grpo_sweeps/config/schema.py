@@ -1,7 +1,7 @@
 """Typed configuration: dataclass schemas, range checks, and the one conversion from Hydra's composed config.
 
 Everything past `RunConfig.from_composed` handles plain frozen dataclasses. This module imports OmegaConf only where a
-composed config comes in; what Hydra itself is told stands in `registration`.
+composed config comes in; `registration` has what Hydra itself is told.
 
 A configuration has one written form, the one that Hydra composes: nested mappings in which `task`, `reward` and
 `estimator` hold `_target_` and the function's keyword arguments side by side. `from_mapping` reads it, `to_mapping`
@@ -32,7 +32,7 @@ class LoraConfig:
 
 @dataclass(frozen=True)
 class ModelConfig:
-    """A causal language model by transformers' Auto classes.
+    """A causal language model, loaded by transformers' Auto classes.
 
     path: "embedded" (the tiny model inside the package), a hub id, a local folder or a GGUF file.
     random: keep the configuration, draw the weights (to measure cost without weights).
@@ -52,7 +52,7 @@ class ModelConfig:
 
 @dataclass(frozen=True)
 class FunctionConfig:
-    """A function by dotted path and its keyword arguments (task, reward, estimator): open to users' own code."""
+    """A function (task, reward or estimator) by dotted path, and its keyword arguments: open to users' own code."""
 
     target: str
     kwargs: dict[str, Any] = field(default_factory=dict)
@@ -74,13 +74,13 @@ class TaskConfig:
 
 @dataclass(frozen=True)
 class ObjectiveConfig:
-    """The loss of a step, and how often its rollouts are used; docs/objective.md has the equations."""
+    """The loss of a step and how often it uses its rollouts; docs/objective.md has the equations."""
 
     ratio: str = "none"  # none | token (PPO) | sequence (GSPO)
     clip_low: float = 0.2
     clip_high: float = 0.2
-    inner_updates: int = 1  # times that a step goes over its rollouts
-    minibatches: int = 1  # parts that its groups are cut into, one update each
+    inner_updates: int = 1  # passes over a step's rollouts
+    minibatches: int = 1  # parts that the step's groups are cut into, one update each
     kl_beta: float = 0.0  # 0 = no KL, no reference model
     kl_estimator: str = "k3"  # k1 | k2 | k3
     kl_place: str = "loss"  # loss | reward
@@ -88,15 +88,15 @@ class ObjectiveConfig:
     resample_rounds: int = 10
     critic: bool = False  # a learned value, and GAE by token
     critic_lr: float = 1e-3
-    critic_updates: int = 4  # of the value head, a step
+    critic_updates: int = 4  # updates of the value head per step
     gae_gamma: float = 1.0
     gae_lambda: float = 0.95
-    continuations: int = 0  # fresh ones of each valued prefix, for credit by token; 0 = off
+    continuations: int = 0  # fresh ones per valued prefix, for credit by token; 0 = off
     value_every: int = 0  # tokens between valued prefixes; 0 = the prompt alone
 
     @property
     def updates(self) -> int:
-        """Updates of the weights in a step."""
+        """Updates of the weights per step."""
         return self.inner_updates * self.minibatches
 
     @property
@@ -109,7 +109,7 @@ class ObjectiveConfig:
 
     @property
     def on_policy(self) -> bool:
-        """Is the loss -sum_i w_i log pi(o_i) and nothing else, with one update? Then the rows are scores times w."""
+        """True when the loss is -sum_i w_i log pi(o_i) alone, with one update: the rows are then the scores times w."""
         plain = self.ratio == "none" and self.updates == 1 and not self.kl_in_loss
         return plain and not self.critic and not self.continuations
 
@@ -174,7 +174,7 @@ class TrackingConfig:
 
 @dataclass(frozen=True)
 class RunConfig:
-    """One run, whole. Made by `from_composed`, stored resolved as the run's config.yaml."""
+    """The whole configuration of a run, made by `from_composed` and stored, resolved, as the run's config.yaml."""
 
     R: int
     seed: int
@@ -190,8 +190,8 @@ class RunConfig:
     trainer: TrainerConfig
     tracking: TrackingConfig
     objective: ObjectiveConfig = field(default_factory=ObjectiveConfig)
-    budget: str = "prompts"  # prompts | rollouts: what of a step is the same for every R, see `groups_a_step`
-    budget_R: int = 4  # the R at which budget=rollouts has trainer.prompts groups a step
+    budget: str = "prompts"  # prompts | rollouts: what a step has equally many of for every R, see `groups_a_step`
+    budget_R: int = 4  # the R at which budget=rollouts has trainer.prompts groups per step
 
     @property
     def prompt_key(self) -> str:
@@ -200,14 +200,14 @@ class RunConfig:
 
     @property
     def groups(self) -> int:
-        """Groups (prompts) of a step."""
+        """Groups (prompts) per step."""
         return groups_a_step(self.R, self.trainer.prompts, self.budget, self.budget_R)
 
     @classmethod
     def from_mapping(cls, mapping: Mapping[str, Any]) -> RunConfig:
-        """The configuration in its written form -> typed. Raises ConfigError for an unknown or a missing key.
+        """Return the typed configuration of a written one. Raises ConfigError for an unknown or a missing key.
 
-        The keys of the launch (`redo`, `dry_run`, `wait`, `require_clean`) are no part of the run and are passed over.
+        The keys of the launch (`redo`, `dry_run`, `wait`, `require_clean`) do not belong to the run and are ignored.
         """
         plain = {key: value for key, value in mapping.items() if key not in LAUNCH_KEYS}
         parts: dict[str, Any] = {}
@@ -220,9 +220,9 @@ class RunConfig:
 
     @classmethod
     def from_composed(cls, composed: Any) -> RunConfig:
-        """Hydra's composed config (with or without its `hydra` node) -> typed; the one place where the two meet.
+        """Return the typed configuration of Hydra's composed one, with or without its `hydra` node.
 
-        A `sweep` that is not given is the name of the chosen file of sweeps/, else `adhoc`.
+        Where `sweep` is not given, it becomes the name of the chosen file of sweeps/, else `adhoc`.
         """
         from omegaconf import OmegaConf, flag_override
 
@@ -239,7 +239,7 @@ class RunConfig:
 
 
 def groups_a_step(R: int, prompts: int, budget: str, budget_R: int) -> int:
-    """`prompts`, whatever R; with budget=rollouts so many that the rollouts of a step are prompts x budget_R.
+    """Groups per step: `prompts` whatever R, or with budget=rollouts as many as make prompts x budget_R rollouts.
 
     >>> [groups_a_step(R, 16, "rollouts", 4) for R in (2, 4, 8)]
     [32, 16, 8]
@@ -266,7 +266,7 @@ def shown(value: object) -> str:
 
 
 def to_mapping(config: RunConfig) -> dict[str, Any]:
-    """Typed -> the written form, of plain values that YAML and JSON hold. The inverse of `RunConfig.from_mapping`."""
+    """Return the written form, plain values that YAML and JSON hold. The inverse of `RunConfig.from_mapping`."""
     mapping = _plain(config)
     for key in ("reward", "estimator"):
         mapping[key] = {"_target_": mapping[key]["target"], **mapping[key]["kwargs"]}
@@ -277,7 +277,7 @@ def to_mapping(config: RunConfig) -> dict[str, Any]:
 
 
 def flatten(mapping: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
-    """Nested mappings -> one level with dotted keys; an empty mapping stays as a value."""
+    """Return nested mappings as one level with dotted keys; an empty mapping stays as a value."""
     flat: dict[str, Any] = {}
     for key, value in mapping.items():
         if isinstance(value, Mapping) and value:
@@ -288,7 +288,7 @@ def flatten(mapping: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
 
 
 def _plain(value: Any) -> Any:
-    """Dataclasses -> dicts, tuples -> lists, all the way down."""
+    """The value with dataclasses as dicts and tuples as lists, at every depth."""
     if dataclasses.is_dataclass(value):
         return {item.name: _plain(getattr(value, item.name)) for item in dataclasses.fields(value)}
     if isinstance(value, Mapping):

@@ -1,1 +1,1 @@
-"""From a command to runs: what is asked for, what is there already, how the rest is started."""
+"""From a command to runs: what it asks for, what exists already, and how the rest is started."""

@@ -1,4 +1,4 @@
-"""End what runs or waits of a sweep, and leave every run so that the same command takes it further.
+"""Ends the running and waiting runs of a sweep, and leaves each so that the same command takes it further.
 
 Jobs are cancelled by scancel, processes of this machine get SIGTERM; both stop after their step with a checkpoint
 where there is time. Only jobs that were submitted for the sweep, and that the queue knows, are cancelled: an
@@ -19,8 +19,8 @@ from grpo_sweeps.sweep.queue import Answer, Queue, main_id, noted_jobs
 from grpo_sweeps.tracking.status import RunStatus, write_status
 
 WORD = "cancelled"
-WAIT_S = 90.0  # for jobs to leave the queue: SLURM kills those that do not after KillWait, 30 s unless set
-OURS = ("grpo_sweeps.", "submitit.")  # how a word of the command line of a process of ours begins
+WAIT_S = 90.0  # for jobs to leave the queue: SLURM kills the others after KillWait, by default 30 s
+OURS = ("grpo_sweeps.", "submitit.")  # the command line of a process of ours has a word that begins so
 
 
 @dataclass(frozen=True)
@@ -71,7 +71,7 @@ def _answers(runs: dict[Path, RunStatus], jobs: frozenset[str], queue: Queue) ->
 
 
 def _is_ours(pid: int) -> bool:
-    """Was the process started by a command of ours (and not, say, a notebook that called the training loop)?"""
+    """True when a command of ours started the process (and not, say, a notebook that called the training loop)."""
     try:
         words = Path(f"/proc/{pid}/cmdline").read_bytes().decode("utf-8", errors="replace").split("\0")
     except OSError:  # no /proc: the status is all there is to go by
@@ -105,14 +105,14 @@ def _terminate(pids: set[int]) -> list[str]:
 def _wait(
     in_queue: dict[Path, RunStatus], here: dict[Path, RunStatus], queue: Queue, wait_s: float, poll_s: float
 ) -> list[str]:
-    """Until nothing lives any more; sentences about what still does when the time is up."""
+    """Wait until nothing lives any more; return sentences about what still does when the time is up."""
     deadline = time.monotonic() + wait_s
     again: set[str] = set()
     while True:
         found = queue.ask([str(status.job_id) for status in in_queue.values()])
         living = [job_id for job_id, answer in found.items() if answer.alive]
         requeued = [job_id for job_id in living if found[job_id].pending and job_id not in again]
-        if requeued and time.monotonic() > deadline - wait_s + 2 * poll_s:  # queued again by its own last act
+        if requeued and time.monotonic() > deadline - wait_s + 2 * poll_s:  # the job queued itself again as it ended
             again |= set(requeued)
             _scancel(requeued)
         pids = [status.pid for status in here.values() if process_is_here(status)]
@@ -126,7 +126,7 @@ def _wait(
 
 
 def _leave_resumable(run_dir: Path) -> None:
-    """A run that has not ended otherwise is interrupted, and why is in its status."""
+    """Mark a run that has not ended otherwise as interrupted, with the reason in its status."""
     status = status_or_none(run_dir)
     if status is not None and status.state not in ("finished", "failed"):
         write_status(run_dir, replace(status, state="interrupted", error=WORD, ended=status.ended or time.time()))

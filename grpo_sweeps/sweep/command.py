@@ -15,10 +15,10 @@ PROGRAM = "python -m grpo_sweeps.run"
 
 
 def parse(argv: Sequence[str]) -> tuple[argparse.Namespace, argparse.ArgumentParser]:
-    """Hydra's parser on `argv`; flags and overrides may be mixed, and a sweep file switches --multirun on.
+    """Hydra's parse of `argv`; flags and overrides may be mixed, and a sweep file switches --multirun on.
 
-    Hydra's parser is taken from its internals, because the public decorator reads sys.argv and prints usage on what it
-    does not know; it is in the same place in hydra-core 1.3 and 1.4.
+    The parser comes from Hydra's internals, because the public decorator reads sys.argv and prints the usage for a word
+    it does not know; hydra-core 1.3 and 1.4 have it in the same place.
     """
     from hydra._internal.utils import get_args_parser
 
@@ -49,7 +49,7 @@ def command_of(hydra_config: Any) -> str:
 
 
 def _check_groups(overrides: Sequence[str]) -> None:
-    """One choice a group: of two, Hydra would take the last; without any, the schema's defaults without a word."""
+    """Require one choice per group: Hydra silently takes the last of two, and the schema's defaults without any."""
     groups = {path.parent.relative_to(conf_dir()).as_posix() for path in conf_dir().rglob("*.yaml")} - {"."}
     groups |= {"hydra/launcher", "hydra/sweeper"}
     given: dict[str, str] = {}

@@ -1,4 +1,4 @@
-"""Hydra's and OmegaConf's errors, of several lines each, as one sentence: the key, the value, what is allowed."""
+"""Turns errors of Hydra and OmegaConf, several lines each, into one sentence: the key, the value, what is allowed."""
 
 from __future__ import annotations
 
@@ -113,7 +113,7 @@ def _unknown_key(item: BaseException, error: BaseException) -> str | None:
 
 
 def _no_override(item: BaseException, error: BaseException) -> str | None:
-    """What Hydra says of overrides that match neither a key nor a group."""
+    """The sentence for an override that matches neither a key nor a group."""
     text = str(item)
     if found := re.search(r"Could not override '([^']+)'", text):
         key = found.group(1)

@@ -1,4 +1,4 @@
-"""Execute one run from its frozen configuration. Every launcher ends here: folder, status, log and outcome."""
+"""Executes one run from its frozen configuration. Every launcher ends here: folder, status, log and outcome."""
 
 from __future__ import annotations
 
@@ -33,8 +33,8 @@ TRACEBACK_LINES = 40  # of a failure, kept in status.json
 
 @dataclass(frozen=True)
 class RunResult:
-    """How a run ended. `state` is the status's, and "running" for a run that another process holds: this one has left
-    it alone. `config_error` tells a configuration that could not be used from a failure."""
+    """How a run ended. `state` is that of its status, or "running" where another process holds the run and this one
+    left it alone. `config_error` tells a configuration that could not be used from a failure."""
 
     identity: str
     name: str
@@ -47,12 +47,12 @@ class RunResult:
 
     @property
     def ok(self) -> bool:
-        """Nothing went wrong here: the run has finished, or another process is busy with it."""
+        """True when nothing went wrong: the run has finished, or another process is running it."""
         return self.state == "finished" or self.elsewhere
 
     @property
     def elsewhere(self) -> bool:
-        """Another process is running it."""
+        """True when another process is running it."""
         return self.state == "running"
 
     @property
@@ -66,8 +66,8 @@ def _never() -> bool:
 
 @dataclass(frozen=True)
 class Signals:
-    """What the caller has heard: `interrupted` Ctrl-C or SIGTERM, `requeued` that Submitit has put its job back in
-    the queue. `grace_s`: seconds that a job has from the first signal to the moment when it is ended in mid-step."""
+    """Signals that the caller received. `interrupted`: Ctrl-C or SIGTERM; `requeued`: Submitit has put the job back in
+    the queue. `grace_s`: seconds from the first signal to the moment when a job is ended in mid-step."""
 
     interrupted: Callable[[], bool] = _never
     requeued: Callable[[], bool] = _never
@@ -82,13 +82,12 @@ def execute(
     command: str = "",
     signals: Signals = Signals(),
 ) -> RunResult:
-    """Train the run that `frozen` describes (the written form of RunConfig) in `run_dir`; returns, whatever happened
-    to it.
+    """Train the run that `frozen` describes (the written form of RunConfig) in `run_dir` and return how it ended.
 
     A failure is in the result, in status.json and, with its traceback, in log.txt. A signal that asks the run to end
-    (see sweep/signals.py) is followed at the end of the step, with a checkpoint: Ctrl-C and SIGTERM give the state
+    (see sweep/signals.py) is obeyed at the end of the step, after a checkpoint: Ctrl-C and SIGTERM give the state
     `interrupted`, Submitit's signal puts the job back into the queue. Only what asks the process itself to end is
-    raised on: the SystemExit of a requeued job and submitit's UncompletedJobError. A run that has finished in the
+    raised: the SystemExit of a requeued job and submitit's UncompletedJobError. A run that has finished in the
     meantime, or that another process holds, is left alone. A folder that cannot be written (a full disk) is a failure
     too, although only the result can say so.
     """
@@ -104,7 +103,7 @@ def execute(
 
 
 def _execute(config: RunConfig, run_dir: Path, name: str, command: str, signals: Signals, stops: Stops) -> RunResult:
-    """`execute` up to what the file system refuses."""
+    """Do the work of `execute`, which reports what the file system refuses."""
     run_dir.mkdir(parents=True, exist_ok=True)
     status = RunStatus(
         state="running", identity=identity(config), name=name, sweep=config.sweep,
@@ -129,7 +128,7 @@ def _execute(config: RunConfig, run_dir: Path, name: str, command: str, signals:
                 _log_start(run_dir, writer, log, command)
                 result = _train(config, run_dir, writer, log, _Ears(signals, stops, mine))
         except OSError as error:
-            if result is None or result.ok:  # nothing, or not the truth, stands in its status
+            if result is None or result.ok:  # its status says nothing, or not the truth
                 raise
             _say_unwritten(result.name, error)
         return result
@@ -145,7 +144,7 @@ class _Ears:
 
 
 def _log_start(run_dir: Path, writer: StatusWriter, log: logging.Logger, command: str) -> None:
-    """The log's first line, and a note where the code is no longer what was submitted."""
+    """Write the log's first line, and a note where the code is no longer what was submitted."""
     status = writer.status
     log.info("run %s (%s) starts on %s, process %d", status.identity, status.name, status.host, os.getpid())
     for sentence in provenance.since_submission(run_dir, command):
@@ -175,7 +174,7 @@ def _train(config: RunConfig, run_dir: Path, writer: StatusWriter, log: logging.
             raise
         trace = traceback.format_exc().rstrip()
         log.error("%s", trace)
-        if ears.stops.leaving:  # a library has made an error of its own of the interruption, or there is no scontrol
+        if ears.stops.leaving:  # a library turned the interruption into an error of its own, or there is no scontrol
             reason = INTERRUPTED if ears.stops.request == "stop" else f"not queued again: {_reason(error)}"
             _note(writer, state="interrupted", ended=time.time(), error=reason)
         else:
@@ -232,7 +231,7 @@ def _loop(config: RunConfig, run_dir: Path, writer: StatusWriter, log: logging.L
     except Stopped:
         log.info("stopped after step %d (%s)", writer.status.step, ears.stops.cause or "asked to")
         if ears.stops.request == "requeue":
-            _note(writer, state="queued")  # before: the requeue kills this process
+            _note(writer, state="queued")  # before the requeue, which kills this process
             ears.stops.requeue()
         raise KeyboardInterrupt from None
 
@@ -266,7 +265,7 @@ def _reason(error: BaseException) -> str:
 
 
 def _is_not_requeued(error: BaseException) -> bool:
-    """Submitit raises UncompletedJobError inside the loop when a job's time is up for good. Known by name."""
+    """True for UncompletedJobError, which Submitit raises in the loop when a job's time is up for good."""
     return any(
         cls.__name__ == "UncompletedJobError" and cls.__module__.startswith("submitit.") for cls in type(error).__mro__
     )
@@ -278,7 +277,7 @@ def _numbers(metrics: Mapping[str, float]) -> str:
 
 
 def as_yaml(mapping: Mapping[str, Any]) -> str:
-    """A configuration as config.yaml holds it."""
+    """The text of config.yaml for a configuration."""
     import yaml
 
     return str(yaml.safe_dump(dict(mapping), sort_keys=False, allow_unicode=True, width=120))

@@ -1,7 +1,7 @@
-"""A flight check: two steps of a command's heaviest run down the real path, and what they say of the runs to come.
+"""A flight check: two steps of a command's heaviest run on the real path, and what they say about the runs to come.
 
 The run is executed as any other, in a temporary folder: it is stopped after its first step, which leaves a checkpoint,
-and started again, which goes on from it in a fresh set-up. Only evaluation and the copy to MLflow are left out.
+and started again from that checkpoint in a fresh set-up. Only evaluation and the copy to MLflow are left out.
 The page is plain text for a terminal, at most `WIDTH` columns wide.
 """
 
@@ -33,7 +33,7 @@ from grpo_sweeps.types import ConfigError, GroupRecord
 COMPARED = 16  # groups of the first step whose spectra are taken in float32 as well
 STEPS = 2
 PREFIX = "grpo_sweeps_check_"
-# Functions on the way through a step, and the part of the run that they are: the innermost names what failed.
+# Functions that a step calls, and the part of the run that each is: the innermost one names what failed.
 PARTS = {
     "prepare": "loading model and data", "load_policy": "loading the model", "check_data": "loading the data",
     "resume": "resuming from the checkpoint", "save": "writing the checkpoint", "draw": "sampling",
@@ -48,12 +48,12 @@ WORDS = {  # of a step's parts, in the order of the step
     "verify": "verify the Gram", "float32": "compare with float32", "backward": "backward", "update": "update",
     "critic": "critic",
 }  # fmt: skip
-BEFORE_A_STEP = ("load",)  # logged with a step's metrics and no part of its time
+BEFORE_A_STEP = ("load",)  # logged with a step's metrics but not part of its time
 
 
 @dataclass(frozen=True)
 class Flight:
-    """What the two steps left. `rows`: their metrics; `walls`: seconds of the two starts of the run, all together.
+    """What the two steps left. `rows`: their metrics; `walls`: seconds of each of the two starts of the run, in total.
 
     start_s: seconds from the start of the process to the first of them, None where the system does not tell.
     failed_in: the part of the run that failed, with `failure` as its sentence; both empty where none did.
@@ -71,15 +71,15 @@ class Flight:
 
     @property
     def wrong(self) -> list[str]:
-        """What looks wrong, a sentence each; the failure first."""
+        """What looks wrong, one sentence each; the failure first."""
         failed = [f"the run failed in {self.failed_in}: {self.failure}"] if self.failure else []
         found = [symptom.sentence for symptom in symptoms(to_mapping(self.config), self.rows)]
         return [*failed, *found, *(note for note in self.notes if not note.startswith(NAMED))]
 
 
 def fly(plan: Plan, start: Any, jobs_copy: bool = False, params: Mapping[str, Any] | None = None) -> list[RunResult]:
-    """In place of `sweep.launch.launch`: check the heaviest run and print the page. One result per run of the plan;
-    that of the run that was tried is a failure where something looks wrong.
+    """Check the heaviest run and print the page, in place of `sweep.launch.launch`. Returns one result per run of the
+    plan; that of the run that was tried is a failure where something looks wrong.
 
     Raises KeyboardInterrupt after Ctrl-C, with the temporary folder removed.
     """
@@ -97,8 +97,8 @@ def fly(plan: Plan, start: Any, jobs_copy: bool = False, params: Mapping[str, An
 
 
 def heaviest(runs: Sequence[PlannedRun]) -> PlannedRun:
-    """The run with the largest rollouts a step x longest completion x parameters of the model. A model whose size is
-    not known counts as the largest that is."""
+    """The run with the largest rollouts per step x longest completion x parameters of the model. A model of unknown
+    size counts as the largest known one."""
     sizes = [parameters(run.config) for run in runs]
     largest = max((size for size in sizes if size), default=1)
     loads = [rollouts(run.config) * run.config.rollout.max_new_tokens * (size or largest)
@@ -107,18 +107,18 @@ def heaviest(runs: Sequence[PlannedRun]) -> PlannedRun:
 
 
 def rollouts(config: RunConfig) -> int:
-    """Rollouts of a step."""
+    """Rollouts per step."""
     return config.R * config.groups
 
 
 def parameters(config: RunConfig) -> int | None:
-    """Parameters of a run's model, or what stands for them in comparisons: a GGUF file's bytes; None if unknown."""
+    """Parameters of a run's model, or a number to compare instead: the bytes of a GGUF file; None if unknown."""
     path = Path(config.model.path)
     return path.stat().st_size if path.is_file() else preflight.parameters(preflight.model_folder(config.model))
 
 
 def checked(config: RunConfig, runs_dir: Path) -> RunConfig:
-    """The run as it is tried: the same but for its length, its evaluations and where it writes."""
+    """The run as it is tried: only its length, its evaluations and its folder differ."""
     steps = max(STEPS, config.trainer.steps)
     trainer = replace(config.trainer, steps=steps, eval_every=0, checkpoint_every=0, checkpoint_minutes=None)
     analysis = replace(config.analysis, every=min(1, config.analysis.every))
@@ -129,7 +129,7 @@ def checked(config: RunConfig, runs_dir: Path) -> RunConfig:
 
 
 def take_off(run: PlannedRun, folder: Path) -> Flight:
-    """One step, a checkpoint, and from it the second step. What fails is in the flight."""
+    """Take one step, a checkpoint, and the second step from it. What fails is in the flight."""
     from grpo_sweeps.sweep.launch import free_memory, interruptible
 
     config = checked(run.config, folder)
@@ -157,7 +157,7 @@ def _leave() -> bool:
 
 
 def _failure(result: RunResult, run_dir: Path, step: int) -> tuple[str, str]:
-    """The part that failed and why, where the run does not stand where it was to stop; else empty."""
+    """The part that failed and why, where the run did not stop where it should have; else two empty texts."""
     if result.state not in ("interrupted", "finished"):
         log = run_dir / LOG_FILE
         text = log.read_text(encoding="utf-8", errors="replace") if log.is_file() else ""
@@ -168,14 +168,14 @@ def _failure(result: RunResult, run_dir: Path, step: int) -> tuple[str, str]:
 
 
 def failed_part(log: str) -> str:
-    """The part of a run that the last traceback in its log ended in; empty where no frame tells."""
+    """The part of a run in which the last traceback of its log ended; empty where no frame tells."""
     trace = log[log.rfind("Traceback (most recent call last)") :]
     named = [PARTS[name] for name in re.findall(r'File ".*", line \d+, in (\w+)', trace) if name in PARTS]
     return named[-1] if named else ""
 
 
 def _read(flight: Flight, run_dir: Path) -> Flight:
-    """The records of the steps so far."""
+    """The flight with the records of the steps so far."""
     from grpo_sweeps.tracking.local import read_groups, read_metrics
 
     status = status_or_none(run_dir)
@@ -188,8 +188,8 @@ def _read(flight: Flight, run_dir: Path) -> Flight:
 
 
 def _place(config: RunConfig) -> Path | None:
-    """Where the temporary folder goes: the system's place for such, or where the runs go if that has no room for the
-    checkpoints."""
+    """Where the temporary folder goes: the system's place for such folders, or the folder of the runs if that place has
+    no room for the checkpoints."""
     try:
         needed = 2 * preflight.checkpoint_bytes(config, preflight.model_folder(config.model))
     except ConfigError:
@@ -259,7 +259,7 @@ def _head(flight: Flight, plan: Plan) -> list[str]:
 
 
 def _times(flight: Flight) -> list[str]:
-    """Seconds by part and tokens/s, a column a step."""
+    """Lines of seconds by part and tokens/s, one column per step."""
     rows = flight.rows
     names = list(dict.fromkeys(name.removeprefix("time/") for row in rows for name in row if name.startswith("time/")))
     names = [name for name in names if name != "start"]  # a line of its own below
@@ -353,7 +353,7 @@ def _ranks(flight: Flight) -> str:
 
 
 def _precision(flight: Flight) -> str:
-    """What the model's dtype makes of the spectra, beside float32."""
+    """How the model's dtype changes the spectra, compared with float32."""
     row, dtype = flight.rows[0], flight.config.model.dtype
     if "float32/groups" not in row:
         return "spectra are not compared with float32" + (": the model is in float32" if dtype == "float32" else "")

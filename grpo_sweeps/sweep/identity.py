@@ -13,7 +13,7 @@ from typing import Any
 
 from grpo_sweeps.config import ObjectiveConfig, RunConfig, flatten, to_mapping
 
-LENGTH = 12  # hexadecimal digits: 48 bits, so a million runs in one sweep meet with probability 0.002
+LENGTH = 12  # hexadecimal digits: 48 bits, so two of a million runs in one sweep collide with probability 0.002
 
 # What cannot change a result: names and places, tracking, device, how rows are cut into batches, how often things are
 # kept, which numbers are logged beside the records that they follow from.
@@ -23,10 +23,10 @@ IRRELEVANT = (
     "analysis.keep_completions_every", "analysis.check_every", "analysis.scores", "analysis.update_every",
     "analysis.compare_float32",
 )  # fmt: skip
-# Keys that came later, at the value that means what was meant without them: such runs keep their identity.
+# Later keys, at the value that means the same as their absence: older runs keep their identity.
 ADDED = {"budget": "prompts", "objective.continuations": 0, "task.chat_prompt": None}
 
-# Settings of what may be switched off: they count where it is on.
+# Settings of what may be switched off: they count only while it is on.
 SETTINGS_OF: dict[str, Callable[[ObjectiveConfig], bool]] = {
     "objective.clip_low": lambda objective: objective.ratio != "none",
     "objective.clip_high": lambda objective: objective.ratio != "none",
@@ -42,10 +42,10 @@ SETTINGS_OF: dict[str, Callable[[ObjectiveConfig], bool]] = {
 
 
 def identity(config: RunConfig) -> str:
-    """12 hexadecimal digits.
+    """The identity of a configuration, 12 hexadecimal digits.
 
     `trainer.steps` counts only where the schedule depends on it: a run with a constant rate can be taken further;
-    `budget_R` only where the budget is of rollouts; of `task.prompt` and `task.chat_prompt` the one that is used.
+    `budget_R` only with budget=rollouts; of `task.prompt` and `task.chat_prompt` only the one that is used.
     """
     flat = flatten(to_mapping(config))
     off = {
@@ -70,15 +70,15 @@ def is_irrelevant(key: str, config: RunConfig) -> bool:
 
 
 def _is_off(key: str, config: RunConfig) -> bool:
-    """The keys of an objective that is one plain update count only where they are not so, and a run from before there
-    were such keys keeps its identity. Judged by what the values do: another default would count."""
+    """True for a key of an objective that is one plain update, so that a run from before there were such keys keeps its
+    identity. Judged by what the values do: another default would count."""
     objective = config.objective
     plain = objective.on_policy and not objective.kl_beta and not objective.resample
     return plain and key.startswith("objective.")
 
 
 def _canonical(value: Any) -> Any:
-    """Numbers that are equal are written the same way (1 and 1.0), whatever wrote them."""
+    """The value with equal numbers (1 and 1.0) written the same way."""
     if isinstance(value, float) and value.is_integer():
         return int(value)
     if isinstance(value, Mapping):
@@ -92,10 +92,10 @@ UNNAMED = ("sweep", "sweeps", "runs_dir", "tracking", "redo", "dry_run", "wait",
 
 
 def display_names(configs: Sequence[RunConfig], overrides: Sequence[Sequence[str]]) -> list[str]:
-    """One name a run, made of what varies: "R=8 seed=0", "R=8 seed=0 lr=1e-05".
+    """One name per run, made of what varies: "R=8 seed=0", "R=8 seed=0 lr=1e-05".
 
-    R and the seed come always, then the keys of each run's own command line that differ in a sweep (in a single run,
-    all of them). `overrides` are Hydra's, one list a run.
+    R and the seed always come first, then the keys of the run's command line that differ within the sweep (for a single
+    run, all of them). `overrides` are Hydra's, one list per run.
     """
     parsed = [_override_values(items) for items in overrides]
     keys: list[str] = []
@@ -127,7 +127,7 @@ def _override_values(items: Iterable[str]) -> dict[str, str]:
 
 
 def _labels(keys: Sequence[str]) -> dict[str, str]:
-    """The last part of each dotted key where it is enough to tell them apart, else the whole key."""
+    """The last part of each dotted key where that tells the keys apart, else the whole key."""
     short = [key.rsplit(".", 1)[-1] for key in keys]
     return {
         key: last if short.count(last) == 1 and last != "_target_" else key

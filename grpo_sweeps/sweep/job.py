@@ -12,7 +12,7 @@ from grpo_sweeps.sweep.execute import RunResult, Signals, execute
 from grpo_sweeps.sweep.launch import MIRROR_LOG, RunFailed
 
 GRACE_S = 60.0
-MIRROR_WAIT_S = 5.0  # at the end of a job, for a server that does not answer: the GPU is waiting for the next one
+MIRROR_WAIT_S = 5.0  # wait this long, at a job's end, for a server that does not answer: the next job needs the GPU
 
 
 class RunJob:
@@ -31,7 +31,7 @@ class RunJob:
     def __call__(
         self, frozen: Mapping[str, Any], run_dir: str, name: str, command: str, import_paths: list[str]
     ) -> RunResult:
-        """Execute the run; raises RunFailed after a failure, so that the scheduler's books say FAILED too."""
+        """Execute the run; raises RunFailed after a failure, so that the scheduler records FAILED too."""
         self._requeued = False  # checkpoint() has pickled this object with True in it
         for path in import_paths:  # where the user's own task, reward or estimator was found when the run was checked
             if path not in sys.path:
@@ -55,7 +55,7 @@ class RunJob:
         )
 
     def checkpoint(self, *args: Any, **kwargs: Any) -> Any:
-        """The same run again: it goes on from the last checkpoint in its folder."""
+        """The submission of the same run again: it goes on from the last checkpoint in its folder."""
         import submitit
 
         self._requeued = True

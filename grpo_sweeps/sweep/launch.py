@@ -1,8 +1,8 @@
-"""Plan a set of runs and start them. A single run, a sweep here and a sweep on SLURM share this; launchers differ in
+"""Plans a set of runs and starts them. A single run, a sweep here and a sweep on SLURM share this; launchers differ in
 `start`.
 
 Nothing is written before every run has been composed, checked and compared with what is there: a bad one refuses the
-whole sweep. Afterwards one run's failure hides no other: each gives a result, and the table at the end names those
+whole sweep. Afterwards one run's failure stops no other: each gives a result, and the table at the end names those
 that failed.
 """
 
@@ -55,13 +55,15 @@ def plan(
     on_nodes: bool = False,
     gpu_mem_gb: float | None = None,
 ) -> Plan:
-    """Hydra's composed configs (one a run, with the overrides of each) -> what is to be done. Writes nothing.
+    """Plan what to do about Hydra's composed configs (one per run, with the overrides of each). Writes nothing.
 
-    here: the runs will be in this process, so their device must be one of this machine's.
-    on_nodes: the runs will be jobs of a scheduler, which go on without this process.
-    gpu_mem_gb: what one GPU has, where the user says it.
-    Raises ConfigError for the first run that cannot be run, and for runs that differ only in what cannot change a
-    result.
+    Args:
+        here: the runs will be in this process, so their device must be one of this machine's.
+        on_nodes: the runs will be jobs of a scheduler, which go on without this process.
+        gpu_mem_gb: the memory of one GPU, where the user gives it.
+
+    Raises:
+        ConfigError: for the first run that cannot be run, and for runs that differ only in what cannot change a result.
     """
     configs = [RunConfig.from_composed(config) for config in composed]
     redo, wait = composed[0].get("redo"), composed[0].get("wait") is not False
@@ -74,7 +76,7 @@ def plan(
     for config in _distinct_functions(kept):
         check_functions(config)
     if configs[0].tracking.kind not in BUILT_IN:
-        load(configs[0].tracking)  # raises where it is none; what MLflow's lacks is said when it copies
+        load(configs[0].tracking)  # raises for a bad tracker; a missing MLflow is reported when it copies
     runs = []
     for config, name in kept:
         run_id = identity(config)
@@ -99,12 +101,15 @@ def plan(
 def launch(
     plan: Plan, start: Start, jobs_copy: bool = False, params: Mapping[str, Any] | None = None
 ) -> list[RunResult]:
-    """Print the plan, carry it out by `start`, print what failed. One result a run, in the order of the plan.
+    """Print the plan, carry it out by `start`, print what failed. Returns one result per run, in the order of the plan.
 
-    jobs_copy: the jobs have their own records copied while they run (a tracker that is shared), this process only
-    completes the copy at the end. params: the launcher's, for the table of a dry run.
+    Args:
+        jobs_copy: the jobs have their own records copied while they run (a tracker that is shared); this process only
+            completes the copy at the end.
+        params: the launcher's, for the table of a dry run.
 
-    Raises KeyboardInterrupt after Ctrl-C, when what had been started is recorded.
+    Raises:
+        KeyboardInterrupt: after Ctrl-C, once what had been started is recorded.
     """
     if plan.dry_run:
         _print_grid(plan, params or {})
@@ -142,7 +147,7 @@ def single(composed: Any, carry_out: Callable[..., list[RunResult]] = launch) ->
 
 
 def run_here(plan: Plan, opening: Opening) -> list[RunResult]:
-    """Execute the due runs one after the other in this process. Ctrl-C and SIGTERM end the run at hand and start no
+    """Execute the due runs one after the other in this process. Ctrl-C and SIGTERM end the current run and start no
     other."""
     opening.submitted()  # each run's status names this process
     results: list[RunResult] = []
@@ -170,7 +175,7 @@ def exit_code(results: Sequence[RunResult]) -> int:
 
 
 def is_bad(result: RunResult) -> bool:
-    """True for a run that did not finish; one that waits or runs (in a job, for another command) is neither."""
+    """True for a run that did not finish; False also for one that waits or runs (in a job, for another command)."""
     return not result.ok and result.state not in ("queued", "running")
 
 
@@ -185,7 +190,7 @@ def mirror(plan: Plan) -> Any:
 
 
 def _prepare_store(plan: Plan) -> None:
-    """Make experiment and tables before the first of many jobs does. A server that is down ends nothing."""
+    """Make experiment and tables before the first of many jobs does. A server that is down stops nothing."""
     from grpo_sweeps.tracking.mirror import initialise
 
     problem = initialise(plan.runs[0].config.tracking)
@@ -194,7 +199,7 @@ def _prepare_store(plan: Plan) -> None:
 
 
 def _check_one_place(configs: Sequence[RunConfig]) -> None:
-    """One lock, one list of jobs and one copy by the tracker serve all runs of a command."""
+    """Require one folder and tracker: one lock, one list of jobs and one copy serve all runs of a command."""
     for key in ("sweep", "runs_dir", "tracking"):
         values = list(dict.fromkeys(getattr(config, key) for config in configs))
         if len(values) > 1:
@@ -203,7 +208,7 @@ def _check_one_place(configs: Sequence[RunConfig]) -> None:
 
 
 def _distinct(configs: Sequence[RunConfig], names: Sequence[str]) -> tuple[list[tuple[RunConfig, str]], list[str]]:
-    """Runs given twice (x=1,1) are kept once; runs that share an identity but not their configuration are refused."""
+    """The runs without repetitions (x=1,1); refuses runs that share an identity but not their configuration."""
     seen: dict[str, tuple[RunConfig, str]] = {}
     notes = []
     for config, name in zip(configs, names, strict=True):
@@ -229,12 +234,12 @@ def _distinct(configs: Sequence[RunConfig], names: Sequence[str]) -> tuple[list[
 
 
 def _distinct_functions(kept: Sequence[tuple[RunConfig, str]]) -> list[RunConfig]:
-    """One run for each different set of task, reward and estimator: the others need no second look."""
+    """One run for each different set of task, reward and estimator: the others need no check."""
     return list({repr((config.task.function, config.reward, config.estimator)): config for config, _ in kept}.values())
 
 
 def _not_started(run: PlannedRun) -> RunResult:
-    """The result of a run that this command does not start, or has only handed over: what is on disk says it."""
+    """The result, read from the disk, of a run that this command does not start or has only handed over."""
     status, total = status_or_none(run.run_dir), run.config.trainer.steps
     step = status.step if status else 0
     why = run.decision.why
@@ -262,7 +267,7 @@ def _print_head(plan: Plan) -> None:
 
 
 def _print_grid(plan: Plan, params: Mapping[str, Any]) -> None:
-    """What a dry run is for goes to the standard output."""
+    """Print the grid of a dry run on the standard output."""
     _print_head(plan)
     for line in [*grid(plan, params), *plan.notes]:
         print(line)
@@ -286,14 +291,14 @@ def _print_outcome(results: Sequence[RunResult], plan: Plan) -> None:
 
 @dataclass
 class _Interrupts:
-    """Has Ctrl-C or SIGTERM come? Kept, because a library's bare `except` may swallow the KeyboardInterrupt."""
+    """Keeps whether Ctrl-C or SIGTERM came, because a library's bare `except` may swallow the KeyboardInterrupt."""
 
     heard: bool = False
 
 
 @contextmanager
 def interruptible() -> Iterator[_Interrupts]:
-    """`kill` and a cancelled interactive allocation should leave the state `interrupted`, as Ctrl-C does."""
+    """A context in which SIGTERM (`kill`, a cancelled allocation) leaves the state `interrupted`, as Ctrl-C does."""
     interrupts = _Interrupts()
     if threading.current_thread() is not threading.main_thread():
         yield interrupts

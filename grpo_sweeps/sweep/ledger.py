@@ -1,4 +1,4 @@
-"""What is there already, and what it means for a run that is asked for again.
+"""Decides what to do with a run that is asked for again, from what is there already.
 
 | what is there | without redo |
 |---|---|
@@ -10,8 +10,8 @@
 | failed | skip, and say so |
 | records without a status that can be read | skip, and say so |
 
-`redo` starts afresh: `failed` those that failed or whose status is lost, `stale` those made by another commit, `all`
-every one that is not alive. The folder that is replaced is moved aside, not deleted.
+`redo` makes runs afresh: `failed` those that failed or whose status is lost, `stale` those made by another commit,
+`all` every one that is not alive. The folder that is replaced is moved aside, not deleted.
 """
 
 from __future__ import annotations
@@ -30,12 +30,12 @@ from grpo_sweeps.tracking.status import RecordError, RunStatus, process_lives, p
 Action = Literal["skip", "start", "continue", "redo"]
 Why = Literal["", "alive", "finished", "failed", "stale"]  # why a run is skipped
 REPLACED = ".replaced"
-QUEUE = Queue()  # one for the process, so that all its questions share one call of squeue
+QUEUE = Queue()  # one per process, so that all its questions share one call of squeue
 
 
 @dataclass(frozen=True)
 class Decision:
-    """What to do with one run, and why, in words for one line."""
+    """What to do with one run, and why, in a few words."""
 
     action: Action
     reason: str
@@ -81,7 +81,7 @@ def decide(run_dir: Path, steps: int, redo: str | None, commit: str | None, queu
 
 
 def _without_status(run_dir: Path, problem: str, redo: str | None) -> Decision:
-    """Of a run whose status is lost: by whom and how far its records were made is not known, so nothing is added."""
+    """The decision for a run whose status is lost: who made its records, and how far, is unknown, so none are added."""
     records = run_dir / METRICS
     if not records.exists() or not records.stat().st_size:
         return Decision("start", "new")
@@ -94,7 +94,7 @@ def where_alive(status: RunStatus, jobs: Container[str] | None = None, queue: Qu
     """Where a run lives, in words; "" for one that does not.
 
     A run that says `running` or `interrupted` may be waiting again (a requeued job), so the queue is asked for both.
-    jobs: the ids that were submitted for the run's sweep (`noted_jobs`); None takes every id for one of them.
+    jobs: the ids that were submitted for the run's sweep (`noted_jobs`); None: any id counts as one of them.
     """
     if status.state not in ("queued", "running", "interrupted"):
         return ""
@@ -108,7 +108,7 @@ def where_alive(status: RunStatus, jobs: Container[str] | None = None, queue: Qu
 
 
 def process_is_here(status: RunStatus) -> bool:
-    """Does the process that wrote the status live on this host (and not another one that got its id)?"""
+    """True when the process that wrote the status lives on this host (and not another one that got its id)."""
     if status.host != socket.gethostname() or status.pid <= 0 or not process_lives(status.pid):
         return False
     began = process_started(status.pid)
@@ -138,7 +138,7 @@ def ask_queue(run_dirs: Iterable[Path]) -> None:
 
 
 def set_aside(run_dir: Path) -> Path | None:
-    """Move a folder that is to be made again to <sweep>/.replaced/<identity>-<time>; its new place."""
+    """Move a folder that is to be made again to <sweep>/.replaced/<identity>-<time>; returns its new place."""
     if not run_dir.exists():
         return None
     target = run_dir.parent / REPLACED / f"{run_dir.name}-{time.strftime('%Y%m%dT%H%M%S')}-{time.time_ns() % 10**6:06d}"

@@ -1,8 +1,8 @@
 """The opening of a sweep's runs: from deciding what is due until it is known which jobs do it.
 
-While it lasts the sweep's lock is held, so that two commands given at once cannot both find a run missing and start it
-twice. What it writes into the runs' folders (the status `queued` and the configuration as it was composed) is put back
-for every run whose submission is refused: nothing ran, so nothing may say that something did.
+It holds the sweep's lock, so that two commands given at once cannot both find a run missing and start it twice. What it
+writes into the runs' folders (the status `queued` and the configuration as it was composed) is taken back for every run
+whose submission is refused: nothing ran, so nothing may say that something did.
 """
 
 from __future__ import annotations
@@ -37,11 +37,11 @@ class _Before:
 
     files: dict[str, str | None]  # name -> text; None where there was no such file
     new: bool  # the folder was not there
-    aside: Path | None  # where the folder went that is made again
+    aside: Path | None  # where the replaced folder was moved to
 
 
 class Opening:
-    """A context: the plan as it is decided under the sweep's lock, and what it takes to close the lock again."""
+    """A context that decides the plan under the sweep's lock and can restore the runs' folders before releasing it."""
 
     def __init__(self, plan: Plan, wait_s: float = LOCK_WAIT_S) -> None:
         self.plan = plan
@@ -51,7 +51,7 @@ class Opening:
         self._source: provenance.Source | None = None  # the same for all runs of a command
 
     def __enter__(self) -> Opening:
-        """Take the lock and decide again. Raises ConfigError where another command keeps it."""
+        """Take the lock and decide again. Raises ConfigError where another command holds it."""
         if not self.plan.due:
             return self
         folder, config = self.plan.folder, self.plan.runs[0].config
@@ -68,7 +68,7 @@ class Opening:
         return self
 
     def __exit__(self, kind: type | None, error: BaseException | None, trace: TracebackType | None) -> None:
-        """An error before anything was submitted leaves the folders as they were."""
+        """Release the lock; after an error before anything was submitted, put the folders back first."""
         try:
             if isinstance(error, Exception):
                 self.put_back([run for run in self.plan.due if run.identity in self._before])
@@ -76,13 +76,13 @@ class Opening:
             self._stack.close()
 
     def submitted(self) -> None:
-        """It is written down who does the runs: other commands may decide."""
+        """Release the lock: it is written down who does the runs, so other commands may decide."""
         self._before.clear()
         self._stack.close()
 
     def queue(self, run: PlannedRun) -> None:
-        """Make the run's folder, say that it waits, what it is and from which code, so that `status` knows what is
-        still to come and what was composed is what runs."""
+        """Make the run's folder with its status, configuration and source: `status` then shows that it waits, and what
+        was composed is what runs."""
         with refused_by_the_file_system(run.config.runs_dir, run.run_dir):
             aside = set_aside(run.run_dir) if run.decision.action == "redo" else None
             new = not run.run_dir.exists()
@@ -112,7 +112,7 @@ class Opening:
 
 @contextlib.contextmanager
 def refused_by_the_file_system(runs_dir: str, path: Path) -> Any:
-    """An OSError inside is one sentence about runs_dir."""
+    """A context that turns an OSError into one sentence about runs_dir."""
     try:
         yield
     except OSError as error:
@@ -132,7 +132,7 @@ def _queued(run: PlannedRun, command: str) -> RunStatus:
 
 
 def _text_or_none(path: Path) -> str | None:
-    """Bytes that are no text are replaced: such a file was damaged before."""
+    """The file's text, None without a file. Bytes that are no text are replaced: such a file was damaged before."""
     try:
         return path.read_text(encoding="utf-8", errors="replace")
     except FileNotFoundError:

@@ -1,7 +1,7 @@
-"""What has run, what runs, what is missing: one row a run, from the run folders and one look at SLURM's queue.
+"""What has run, what runs, what is missing: one row per run, from the run folders and one look at SLURM's queue.
 
-Light on purpose: no torch, no MLflow, no pandas. A run that says `running` and lives no more is shown as interrupted,
-unless its job waits again; one that waits for a launcher or a job that is gone as not started.
+Light on purpose: no torch, no MLflow, no pandas. A run that says `running` but is dead is shown as interrupted, unless
+its job waits again; one that waits for a launcher or a job that is gone, as not started.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ PACE_STEPS = 10
 
 @dataclass(frozen=True)
 class Row:
-    """One run as it is shown. `left_s`: seconds left at the pace of its last steps, for a running one."""
+    """One run as it is shown. `left_s`: seconds that a running one still needs at the pace of its last steps."""
 
     sweep: str
     identity: str
@@ -41,24 +41,23 @@ class Row:
     queue: str = ""  # what SLURM's queue says of a job that waits, or why it says nothing
     error: str | None = None
     log: str = ""
-    damage: str | None = None  # a sentence about a file of the run that cannot be read, or not wholly
+    damage: str | None = None  # a sentence about a file of the run that cannot be read, or not all of it
     status: RunStatus | None = None
 
     @property
     def open(self) -> bool:
-        """True while something may still change."""
+        """True while the run may still change."""
         return self.state in ("running", "queued")
 
     def as_json(self) -> dict[str, Any]:
-        """All that is shown, and all that the run's status holds beside it."""
+        """All that is shown, and all that the run's status holds."""
         shown = asdict(self)
         status = shown.pop("status") or {}
         return {**status, **shown}
 
 
 def collect(runs_dir: Path, sweep: str | None = None) -> list[Row]:
-    """The rows of one sweep, or of all, in the order of their names. Raises ConfigError where there is nothing to
-    read."""
+    """The rows of one sweep or of all, sorted by name. Raises ConfigError where there is nothing to read."""
     names = sweep_names(runs_dir) if sweep is None else [sweep_folder(runs_dir, sweep).name]
     folders = [path for name in names for path in (runs_dir / name).iterdir() if _holds_a_run(path)]
     ask_queue(folders)
@@ -68,7 +67,7 @@ def collect(runs_dir: Path, sweep: str | None = None) -> list[Row]:
 
 
 def _holds_a_run(path: Path) -> bool:
-    """Records without a status are a run as well: what is wrong with it is shown."""
+    """True for a run's folder; records without a status count too, so that what is wrong with them is shown."""
     return not path.name.startswith(".") and any((path / name).exists() for name in (STATUS, METRICS))
 
 
@@ -97,7 +96,7 @@ def _row(run_dir: Path, jobs: frozenset[str]) -> Row:
 
 
 def _by_step(lines: list[dict[str, Any]]) -> dict[int, dict[str, Any]]:
-    """The training steps among the lines, with what lines of correction after them say."""
+    """The training steps among the lines, with the values of later lines of correction."""
     steps: dict[int, dict[str, Any]] = {}
     for line in lines:
         if "reward" in line:
@@ -108,7 +107,7 @@ def _by_step(lines: list[dict[str, Any]]) -> dict[int, dict[str, Any]]:
 
 
 def _state(status: RunStatus, jobs: frozenset[str]) -> tuple[str, str | None]:
-    """The state as it is now, and why."""
+    """The present state, and the reason for it."""
     if status.state in ("finished", "failed") or (status.state == "running" and not status.stale()):
         return status.state, status.error
     if where_alive(status, jobs):
@@ -121,7 +120,7 @@ def _state(status: RunStatus, jobs: frozenset[str]) -> tuple[str, str | None]:
 
 
 def _time_left(steps: dict[int, dict[str, Any]], done: int, total: int) -> float | None:
-    """Seconds, from the times at which the last steps were written (evaluations between them are in it)."""
+    """Seconds left, by the times at which the last steps were written (including evaluations between them)."""
     recent = sorted(steps)[-PACE_STEPS:]
     if len(recent) < 2:
         return None
@@ -135,5 +134,5 @@ def _last(steps: dict[int, dict[str, Any]], key: str) -> float | None:
 
 
 def _natural(text: str) -> list[Any]:
-    """R=8 before R=16."""
+    """A key that sorts R=8 before R=16."""
     return [(0, int(part)) if part.isdigit() else (1, part) for part in re.split(r"(\d+)", text)]

@@ -1,7 +1,7 @@
-"""Where conf/ and sweeps/ are, and what lies where below the folder of runs.
+"""Where conf/ and sweeps/ are, and the folders below the folder of runs.
 
-In a wheel both folders are inside the package (grpo_sweeps/_data); in a checkout and an editable install they stand
-beside it. Which of the two holds is seen from the package's own place: the working directory plays no part.
+In a wheel both folders are inside the package (grpo_sweeps/_data); in a checkout and an editable install they are
+beside it. The package's own place decides, never the working directory.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ def sweep_files(root: Path | None = None) -> dict[str, Path]:
 
 
 def sweeps_help() -> str:
-    """One line a sweep for --help: its name and its axes."""
+    """Lines for --help, one per sweep: its name and its axes."""
     import yaml
 
     lines = []
@@ -57,7 +57,7 @@ def sweep_names(runs_dir: Path) -> list[str]:
 
 
 def sweep_folder(runs_dir: Path, sweep: str) -> Path:
-    """The folder of a sweep that is there. Raises ConfigError, with the names of those that are."""
+    """The folder of an existing sweep. Raises ConfigError, with the names of those that exist, for another name."""
     names = sweep_names(runs_dir)
     if sweep not in names:
         raise ConfigError(f"sweep={sweep}: not in {runs_dir}; choose one of {', '.join(names) or '(none)'}")

@@ -1,7 +1,7 @@
 """A command's runs, composed and compared with what is there: the one description that printing, preflight and every
 launcher share; and the grid of them that `dry_run=true` prints.
 
-The grid has each run with its identity, what would be done, what it takes and what it costs. The cost is measured, not
+The grid shows for each run its identity, what would be done, the resources and the cost. The cost is measured, not
 modelled: the median step of the runs of the same sweep that have the same R, model, prompts and rollout. Without such a
 run the cost is not known, and nothing is made up.
 """
@@ -28,7 +28,7 @@ HEADER = ("run", "identity", "action", "steps to do", "takes", "s/step", "hours"
 
 @dataclass(frozen=True, eq=False)
 class PlannedRun:
-    """One run of a plan: its frozen configuration, its place, and what is to be done with it."""
+    """One run of a plan: its frozen configuration, its folder, and what is to be done with it."""
 
     config: RunConfig
     identity: str
@@ -47,7 +47,7 @@ class Plan:
     """All runs of one command, in the order of the command."""
 
     runs: tuple[PlannedRun, ...]
-    identities: tuple[str, ...]  # one for each job of the command, so a run that was given twice is here twice
+    identities: tuple[str, ...]  # one per job of the command, so a run that was given twice is here twice
     dry_run: bool = False
     command: str = ""
     notes: tuple[str, ...] = ()
@@ -60,11 +60,11 @@ class Plan:
 
     @property
     def folder(self) -> Path:
-        """The sweep's folder: a command has one sweep."""
+        """The folder of the sweep; a command has only one."""
         return self.runs[0].run_dir.parent
 
     def decided(self) -> Plan:
-        """The same runs compared with what is there at this moment."""
+        """The same plan, decided by what is there at this moment."""
         commit = provenance.commit()
         ask_queue(run.run_dir for run in self.runs)
         runs = [
@@ -74,7 +74,7 @@ class Plan:
 
 
 def grid(plan: Plan, params: Mapping[str, Any]) -> list[str]:
-    """The lines of the table, and a last one with the sum. params: the launcher's; none for runs in this process."""
+    """The lines of the table and its sum. params: the launcher's; empty for runs in this process."""
     pace = measured(plan)
     gpus = gpus_of(params)
     rows, hours, unknown = [HEADER], 0.0, 0
@@ -105,7 +105,7 @@ def _sum(due: int, hours: float, gpus: int, unknown: int) -> str:
 
 
 def steps_left(run: PlannedRun) -> int:
-    """Updates that a run would make now."""
+    """The number of steps that a run would make now."""
     if run.decision.action == "skip":
         return 0
     status = status_or_none(run.run_dir) if run.decision.action == "continue" else None
@@ -113,7 +113,7 @@ def steps_left(run: PlannedRun) -> int:
 
 
 def measured(plan: Plan) -> dict[str, float]:
-    """Kind of run -> seconds a step, from the records of the sweep's runs, those that are not in the plan included."""
+    """Seconds per step by kind of run, from the records of all runs of the sweep, in the plan or not."""
     found: dict[str, list[float]] = {}
     for path in sorted(plan.folder.glob(f"*/{METRICS}")):
         seconds = step_seconds(last_lines(path)[0], LAST_STEPS)
@@ -124,7 +124,7 @@ def measured(plan: Plan) -> dict[str, float]:
 
 
 def kind_of(config: Mapping[str, Any]) -> str:
-    """What a step's time depends on most, as one text."""
+    """The kind of a run: what a step's time depends on most, as one text."""
     prompts = (config.get("trainer") or {}).get("prompts")
     return json.dumps([config.get("R"), config.get("model"), prompts, config.get("rollout")], sort_keys=True)
 
@@ -140,12 +140,12 @@ def _config(run_dir: Path) -> Mapping[str, Any] | None:
 
 
 def gpus_of(params: Mapping[str, Any]) -> int:
-    """GPUs that a run is given."""
+    """The number of GPUs per run."""
     return int(params.get("gpus_per_node") or params.get("gpus_per_task") or 0)
 
 
 def resources(params: Mapping[str, Any]) -> str:
-    """What each run asks the launcher for, in words."""
+    """The resources that each run asks the launcher for, in words."""
     if not params:
         return "this process"
     parts = [count(gpus_of(params), "GPU")] if gpus_of(params) else []

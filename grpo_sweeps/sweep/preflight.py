@@ -1,8 +1,8 @@
-"""What can be known to go wrong before anything is queued: a model that no node can load, a disk that cannot hold the
+"""Finds before anything is queued what is bound to go wrong: a model that no node can load, a disk that cannot hold the
 checkpoints, a request that no node can meet, a GPU that the run will hardly fit.
 
 Sizes are read from the headers of safetensors files, so nothing is loaded and torch is not imported. What cannot be
-known (a GGUF file, a model that is not here yet) is passed over. Estimates warn; facts refuse.
+known (a GGUF file, a model that is not here yet) is skipped. Estimates warn; facts refuse.
 """
 
 from __future__ import annotations
@@ -24,9 +24,9 @@ from grpo_sweeps.types import ConfigError
 
 GB = 1e9
 BYTES = {"float64": 8, "float32": 4, "bfloat16": 2, "float16": 2}
-PROMPT_TOKENS = 256  # beside the new ones, in the estimate of a GPU's memory
-ROWS = 32  # of a micro-batch, where none is set
-LAYER_BYTES = 17  # kept for the backward pass: values a token, hidden unit and layer (attention and MLP)
+PROMPT_TOKENS = 256  # tokens assumed beside the new ones in the estimate of a GPU's memory
+ROWS = 32  # per micro-batch, where none is set
+LAYER_BYTES = 17  # kept for the backward pass: values per token, hidden unit and layer (attention and MLP)
 EMBEDDED = Path(__file__).resolve().parents[1] / "models" / "tiny"
 
 
@@ -99,7 +99,7 @@ def _cached(model: ModelConfig) -> Path | None:
 
 
 def _check_files(folder: Path, model: ModelConfig) -> None:
-    """All of a model's weights are there and readable."""
+    """Raise ConfigError unless all of a model's weights are there and readable."""
     index = folder / "model.safetensors.index.json"
     if index.is_file():
         try:
@@ -131,13 +131,13 @@ def parameters(folder: Path | None) -> int | None:
                 (length,) = struct.unpack("<Q", file.read(8))
                 header = json.loads(file.read(min(length, 100_000_000)))
         except (OSError, ValueError, struct.error):
-            return None  # not a file of this form: its size says nothing
+            return None  # another format: its size says nothing
         total += sum(math.prod(entry["shape"]) for name, entry in header.items() if name != "__metadata__")
     return total or None
 
 
 def checkpoint_bytes(config: RunConfig, folder: Path | None) -> int:
-    """One checkpoint's size by estimate: float32 weights and both moments, half-type weights beside them."""
+    """Estimated size of one checkpoint: float32 weights and both moments, and the weights in half precision."""
     count = parameters(folder)
     if count is None or config.model.lora.r:
         return 0
@@ -145,7 +145,7 @@ def checkpoint_bytes(config: RunConfig, folder: Path | None) -> int:
 
 
 def _space(configs: Sequence[RunConfig], folders: Mapping[ModelConfig, Path | None]) -> Found:
-    """Is there room for the checkpoints that are kept, and the one that is being written?"""
+    """Check that the disk has room for the checkpoints that are kept and the one that is being written."""
     if not configs:
         return Found()
     runs_dir = Path(configs[0].runs_dir)
@@ -166,7 +166,7 @@ def _space(configs: Sequence[RunConfig], folders: Mapping[ModelConfig, Path | No
 
 
 def gpu_need(config: RunConfig, folder: Path | None) -> float | None:
-    """GB of a GPU's memory by estimate: weights, gradients, optimiser, what a backward pass keeps. None: unknown."""
+    """Estimated GB of GPU memory: weights, gradients, optimiser, what a backward pass keeps. None: unknown."""
     count = parameters(folder)
     if count is None or folder is None:
         return None
@@ -198,9 +198,9 @@ class Nodes:
 
 
 def check_nodes(params: Mapping[str, Any], listing: str | None = None) -> str:
-    """Refuse (ConfigError) what no node of the partition can ever give; a note where sinfo does not tell.
+    """Refuse (ConfigError) what no node of the partition can ever give; returns a note where sinfo does not tell.
 
-    A cluster may take such a job and let it wait for ever. listing: sinfo's lines; None asks it.
+    A cluster may accept such a job and let it wait for ever. listing: sinfo's lines; None: call it.
     """
     if listing is None:
         listing = _sinfo()
@@ -241,8 +241,8 @@ def _sinfo() -> str:
 
 
 def parse_nodes(listing: str, partition: str | None) -> list[Nodes]:
-    """sinfo's lines of "partition|memory|CPUs|GRES|time limit" -> the kinds of nodes of the named partitions, or of the
-    default one, which has a star."""
+    """The kinds of nodes of the named partitions, or of the default one (marked by a star), from sinfo's lines of
+    "partition|memory|CPUs|GRES|time limit"."""
     named = set(partition.split(",")) if partition else None
     found = []
     for line in listing.splitlines():
@@ -254,7 +254,7 @@ def parse_nodes(listing: str, partition: str | None) -> list[Nodes]:
 
 
 def _minutes(limit: str) -> float:
-    """ "1-02:30:00", "30:00" or "infinite" as SLURM writes a time limit."""
+    """The minutes of a time limit as SLURM writes it: "1-02:30:00", "30:00" or "infinite"."""
     found = re.fullmatch(r"(?:(\d+)-)?(?:(\d+):)?(\d+):(\d+)", limit)
     if not found:
         return math.inf

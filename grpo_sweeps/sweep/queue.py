@@ -1,9 +1,9 @@
 """SLURM's queue: which jobs it still knows, and which of them are a sweep's.
 
-One call of squeue answers for all jobs of a command and is remembered for a few seconds. Four answers are possible,
-because a controller that is slow is not one that has forgotten a job: `yes`, `no`, `unknown` (squeue is there and does
-not answer: whoever asks takes the job to be alive) and `absent` (no squeue on this machine: the status files are all
-there is to go by). sacct is not asked: it may be missing or minutes late.
+One call of squeue answers for all jobs of a command and is remembered for a few seconds. There are four answers,
+because a slow controller has not forgotten a job: `yes`, `no`, `unknown` (squeue is there but does not answer: whoever
+asks takes the job to be alive) and `absent` (no squeue on this machine: the status files are all there is to go by).
+sacct is not asked: it may be missing or minutes late.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from typing import Literal
 
 KEEP_S = 3.0  # seconds for which an answer is good: many runs are asked about at once
 TIMEOUT_S = 20.0
-JOBS_FILE = ".jobs"  # in a sweep's folder: the ids of what was submitted for it, one a line
+JOBS_FILE = ".jobs"  # in a sweep's folder: the ids of what was submitted for it, one per line
 # squeue leaves ended jobs out, but some releases show them while the controller remembers them.
 ENDED_STATES = (
     "COMPLETED", "CANCELLED", "FAILED", "TIMEOUT", "NODE_FAIL", "OUT_OF_MEMORY", "BOOT_FAIL", "DEADLINE", "REVOKED",
@@ -27,7 +27,7 @@ ENDED_STATES = (
 
 @dataclass(frozen=True)
 class Answer:
-    """What the queue says about one job: state and reason as SLURM writes them, the node once it has one."""
+    """What the queue says about one job: its state and reason as SLURM writes them, and its node once it has one."""
 
     kind: Literal["yes", "no", "unknown", "absent"]
     state: str = ""
@@ -43,7 +43,7 @@ class Answer:
         return self.kind == "yes" and self.state == "PENDING"
 
     def text(self) -> str:
-        """For one line: "PENDING, Resources", or why nothing is known."""
+        """The answer in a few words: "PENDING, Resources", or why nothing is known."""
         if self.kind == "unknown":
             return f"squeue does not answer ({self.reason}), so the job is taken to be alive"
         if self.kind == "absent":
@@ -62,7 +62,7 @@ class Queue:
         self._asked = float("-inf")
 
     def ask(self, job_ids: Iterable[str]) -> dict[str, Answer]:
-        """job id ("12", or "12_3" for an array's task) -> its answer."""
+        """The answer for each job id ("12", or "12_3" for an array's task)."""
         wanted = list(job_ids)
         fresh = {main_id(job_id) for job_id in wanted} - self._ids
         if wanted and (fresh or time.monotonic() - self._asked > self._keep_s):
@@ -94,7 +94,7 @@ class Queue:
         else:
             if done.returncode == 0:
                 self._found = read(done.stdout)
-            elif "Invalid job id" in done.stderr:  # said of a single job that it has forgotten
+            elif "Invalid job id" in done.stderr:  # squeue's error for a single job that it has forgotten
                 self._found = {}
             else:
                 lines = done.stderr.strip().splitlines()
@@ -103,7 +103,7 @@ class Queue:
 
 
 def read(listing: str) -> dict[str, Answer]:
-    """squeue's lines of "id|state|reason|nodes" -> the jobs that have not ended."""
+    """The jobs that have not ended, from squeue's lines of "id|state|reason|nodes"."""
     found = {}
     for line in listing.splitlines():
         job_id, *rest = line.strip().split("|")
@@ -114,7 +114,7 @@ def read(listing: str) -> dict[str, Answer]:
 
 
 def main_id(job_id: str) -> str:
-    """ "12_3" -> "12": what sbatch printed, and what squeue and scancel take for the whole array."""
+    """The array's id, "12" of "12_3": what sbatch printed, and what squeue and scancel take for the whole array."""
     return job_id.partition("_")[0]
 
 
@@ -127,8 +127,8 @@ def note_jobs(sweep_folder: Path, job_ids: Iterable[str]) -> None:
 def noted_jobs(sweep_folder: Path) -> frozenset[str]:
     """The ids of the jobs that were submitted for a sweep.
 
-    A run that was trained inside somebody's interactive allocation carries that allocation's id, and is none of these:
-    whether it lives, and what to cancel, must not be asked of the allocation.
+    A run that was trained inside somebody's interactive allocation carries that allocation's id and is none of these:
+    the allocation does not say whether the run lives, and must not be cancelled.
     """
     try:
         words = (sweep_folder / JOBS_FILE).read_text(encoding="utf-8", errors="replace").split()

@@ -1,4 +1,4 @@
-"""What the person at the terminal is told."""
+"""Writes to the person at the terminal."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 
 def say(text: str) -> None:
-    """One plain line to the person, without the control characters that an error message may carry."""
+    """Print one plain line, without the control characters that an error message may carry."""
     print(plain(text), file=sys.stderr, flush=True)
 
 
@@ -24,5 +24,5 @@ def aligned(rows: Sequence[Sequence[str]]) -> list[str]:
 
 
 def count(number: int, noun: str = "run") -> str:
-    """ "1 run", "3 runs"."""
+    """A number and its noun: "1 run", "3 runs"."""
     return f"{number} {noun}{'' if number == 1 else 's'}"

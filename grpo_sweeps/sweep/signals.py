@@ -1,4 +1,4 @@
-"""Signals that ask a run to end: noted, so that it can stop at a step's end with nothing lost.
+"""Notes signals that ask a run to end, so that it can stop at a step's end with nothing lost.
 
 Submitit's own handler of SIGUSR2 requeues the job and leaves wherever the run happens to be; its handler of SIGTERM
 does nothing. While a `Stops` is active:
@@ -8,7 +8,7 @@ does nothing. While a `Stops` is active:
 - SIGTERM and Ctrl-C are noted as requests to stop without a requeue. SIGTERM after the preemption signal is ignored:
   `scontrol requeue` and a preemption send it too;
 - before the run has begun (`begin`: a model takes minutes to load, and there is nothing to save), and when the same
-  signal comes again or the time is up, what was there before is called at once.
+  signal comes again or the time is up, the earlier handler is called at once.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from collections.abc import Callable
 from types import FrameType
 from typing import Any, Literal, Self
 
-TWICE_S = 1.0  # the same signal within so short a time is one: srun passes on what its tasks get as well
+TWICE_S = 1.0  # the same signal within this time counts once: srun passes on what its tasks get as well
 TERM_GRACE_S = 20.0  # SLURM kills 30 s after SIGTERM unless KillWait says otherwise
 Request = Literal["requeue", "stop"]
 
@@ -36,9 +36,9 @@ def preemption_signal() -> int:
 class Stops:
     """A context in which the process notes what it is asked. In a thread other than the main one it notes nothing.
 
-    grace_s: seconds from the first request to the moment when a job is ended wherever it is; None: no limit.
+    grace_s: seconds from the first request to the moment when a job is ended, even in mid-step; None: no limit.
     request: what has been asked for: None, "requeue" or "stop"; `cause` is the signal's name.
-    leaving: the run has been ended where it was, or the job given back; whatever is raised then comes of that.
+    leaving: the run has been ended where it was, or the job given back; that causes whatever is raised then.
     """
 
     def __init__(self, grace_s: float | None = None) -> None:
@@ -67,15 +67,15 @@ class Stops:
             signal.signal(number, before)
 
     def begin(self) -> None:
-        """The run's loop has begun: from here on there is something to save."""
+        """Note that the run's loop has begun: from here on there is something to save."""
         self._begun = True
 
     def requested(self) -> bool:
-        """Is the run to end at the next opportunity?"""
+        """True when the run is to end at the next opportunity."""
         return self.request is not None
 
     def requeue(self) -> None:
-        """Everything is saved: put the job back into the queue by Submitit's handler, which leaves the process.
+        """Put the job back into the queue, once everything is saved, by Submitit's handler, which leaves the process.
 
         Raises SystemExit (queued again) or what Submitit raises where the job may not be requeued.
         """
@@ -113,14 +113,14 @@ class Stops:
         return self.grace_s if self.request == "requeue" else min(self.grace_s, TERM_GRACE_S)
 
     def _tell(self, number: int, frame: FrameType | None) -> None:
-        """Let the handler that was there know; what it raises to end the run in the midst of a step is not wanted."""
+        """Call the earlier handler, but drop what it raises to end the run in mid-step."""
         before = self._before[number]
         if callable(before):
             with contextlib.suppress(KeyboardInterrupt):
                 before(number, frame)
 
     def _alarm(self, number: int, frame: FrameType | None) -> None:
-        """The time is up: the step at hand is lost, the job is not."""
+        """End the run because the time is up: the current step is lost, the job is not."""
         if self._forced is not None and not self.leaving:
             _say("no time left to finish the step")
             self._leave()
@@ -142,6 +142,6 @@ def _interrupt() -> None:
 
 
 def _say(text: str) -> None:
-    """print() is not safe in a signal handler that interrupted another print."""
+    """Write to standard error; print() is not safe in a signal handler that interrupted another print."""
     with contextlib.suppress(OSError):  # nobody reads standard error any more
         os.write(2, f"{text}\n".encode())

@@ -1,9 +1,9 @@
-"""Start the due runs of a plan through Submitit, on SLURM as arrays or as processes of this machine, and wait for them.
+"""Starts the due runs of a plan through Submitit, as arrays on SLURM or processes of this machine, and waits for them.
 
-While jobs are waited for, the runs' own status files come first, SLURM's queue second, Submitit's view (sacct) last. A
-run has ended when it says so and its job is not coming back. A job that the queue still knows is waited for whatever
-the status says, because it may have been killed and put back in the queue; one whose status says nothing about an end
-and whose job the queue has forgotten has died without a word, and that is written down for it.
+The wait goes by the runs' own status files first, SLURM's queue second, Submitit's view (sacct) last. A run has ended
+when it says so and its job is not coming back. It waits for a job that the queue still knows whatever the status says,
+because the job may have been killed and put back in the queue; a run whose status says nothing about an end and whose
+job the queue has forgotten has died without a word, and this process writes that down.
 """
 
 from __future__ import annotations
@@ -37,9 +37,9 @@ from grpo_sweeps.tracking.status import RunStatus, write_status
 from grpo_sweeps.tracking.tracker import load, shared
 from grpo_sweeps.types import ConfigError
 
-POLL_S = 2.0  # between looks at the status files of jobs on SLURM
+POLL_S = 2.0  # seconds between looks at the status files of jobs on SLURM
 POLL_LOCAL_S = 0.2
-GONE_S = 10.0  # for which the queue must have forgotten a job: its last status may still be on its way over the network
+GONE_S = 10.0  # seconds before a forgotten job counts as gone: its last status may still be on its way over the network
 TAIL_LINES, TAIL_BYTES, TAIL_CHARS = 3, 4096, 300
 # What Submitit calls the same on every executor; all other parameters go to one executor under its name's prefix.
 SHARED = (
@@ -55,12 +55,12 @@ SHARED = (
 INIT = ("max_num_timeout", "python", "max_pickle_size_gb")
 OURS = ("submitit_folder", "parallel_jobs", "requeue", "gpu_mem_gb")
 MAX_ARRAY = 1000  # SLURM's own default, where it cannot be asked
-# Where SLURM is found: what `submitit.helpers.clean_env` takes away with the launching allocation's variables.
+# These say where SLURM is; `submitit.helpers.clean_env` removes them with the launching allocation's variables.
 WHERE_SLURM_IS = ("SLURM_CONF", "SLURM_CLUSTERS")
 ONE_TASK = "a run is one process on one node, so 1 is allowed"
 TASKS = re.compile(r"--(ntasks(?:-per-\w+)?|nodes)(?:[= ](.*))?|-([nN])[= ]?(.*)")
-# Values that SLURM would take and mean something else by: no limit, all of a node's memory. Bounds only; what the nodes
-# can give is compared in `preflight`.
+# Values that SLURM would accept with another meaning: no limit, all of a node's memory. Bounds only; `preflight`
+# compares with what the nodes can give.
 ABOVE_ZERO = ("timeout_min", "mem_gb", "gpu_mem_gb")  # 0 is "no limit" or "all" to SLURM
 LEAST_GB = 0.001
 AT_LEAST_ONE = ("cpus_per_task", "array_parallelism", "parallel_jobs")
@@ -68,7 +68,7 @@ NOT_NEGATIVE = ("gpus_per_node", "gpus_per_task", "max_num_timeout", "signal_del
 
 
 def check_slurm(params: Mapping[str, Any]) -> None:
-    """What must hold before anything is submitted. Raises ConfigError."""
+    """Raise ConfigError unless jobs can be submitted with these parameters."""
     check_values(params)
     _check_tasks(params)
     missing = [tool for tool in ("sbatch", "srun") if shutil.which(tool) is None]
@@ -83,7 +83,7 @@ def check_slurm(params: Mapping[str, Any]) -> None:
 
 
 def check_local(params: Mapping[str, Any]) -> None:
-    """What must hold before anything is started. Raises ConfigError."""
+    """Raise ConfigError unless processes can be started with these parameters."""
     check_values(params)
     _check_tasks(params)
     gpu_slots(params)
@@ -122,9 +122,9 @@ def _fail(key: str, value: object, allowed: str) -> None:
 
 
 def gpu_slots(params: Mapping[str, Any]) -> list[list[int]]:
-    """The GPUs of each run that is carried out at the same time: one list a run, empty lists without GPUs.
+    """The GPUs of the runs that go on at the same time: one list per run, empty lists without GPUs.
 
-    `gpus_per_node` null: one GPU a run where there are some. `parallel_jobs` null: as many runs as there are GPUs for.
+    `gpus_per_node` null: one GPU per run where there are some. `parallel_jobs` null: as many runs as the GPUs serve.
     """
     wanted, parallel = params.get("gpus_per_node"), params.get("parallel_jobs")
     gpus = [] if wanted == 0 else visible_gpus()
@@ -173,11 +173,11 @@ def start_slurm(plan: Plan, opening: Opening, params: Mapping[str, Any], poll_s:
 
 
 def _submit(plan: Plan, params: Mapping[str, Any]) -> tuple[dict[PlannedRun, Any], list[PlannedRun], str]:
-    """The runs that were submitted with their jobs, those that were not, and why not."""
+    """The submitted runs with their jobs, the runs that were not submitted, and why not."""
     size = max_array()
     runs, arguments = list(plan.due), _arguments(plan)
     starts = range(0, len(runs), size)
-    if len(starts) > 1:  # the throttle is the sweep's, and SLURM's is each array's own
+    if len(starts) > 1:  # SLURM throttles each array, and the limit is the sweep's
         params = {**params, "array_parallelism": max(1, int(params.get("array_parallelism") or 1) // len(starts))}
     jobs: list[Any] = []
     for start in starts:
@@ -186,7 +186,7 @@ def _submit(plan: Plan, params: Mapping[str, Any]) -> tuple[dict[PlannedRun, Any
                 executor = _slurm_executor(params)
                 job = RunJob(shared(plan.due[0].config.tracking), _grace(params))
                 jobs += executor.map_array(job, *zip(*arguments[start : start + size], strict=True))
-        except Exception as error:  # whatever Submitit and sbatch refuse is told in one sentence
+        except Exception as error:  # whatever Submitit and sbatch refuse becomes one sentence
             return dict(zip(runs, jobs, strict=False)), runs[len(jobs) :], _last_line(error)
     return dict(zip(runs, jobs, strict=True)), [], ""
 
@@ -198,8 +198,8 @@ def _grace(params: Mapping[str, Any]) -> float:
 
 @contextlib.contextmanager
 def _away_from_here() -> Iterator[None]:
-    """Without the variables of the allocation that this command may run in, which its jobs must not take for theirs;
-    with those that say where SLURM is."""
+    """A context without the variables of the allocation that this command may run in, which its jobs must not take for
+    theirs, but with those that say where SLURM is."""
     import submitit
 
     kept = {name: os.environ[name] for name in WHERE_SLURM_IS if name in os.environ}
@@ -209,7 +209,7 @@ def _away_from_here() -> Iterator[None]:
 
 
 def max_array() -> int:
-    """How many tasks an array may have on this cluster."""
+    """The largest number of tasks of an array on this cluster."""
     try:
         done = subprocess.run(["scontrol", "show", "config"], capture_output=True, text=True, timeout=20, check=False)
     except (OSError, subprocess.TimeoutExpired):
@@ -275,8 +275,8 @@ def _slurm_executor(params: Mapping[str, Any]) -> Any:
 
 
 def _additional(params: Mapping[str, Any]) -> dict[str, Any]:
-    """Flags of sbatch without a key of their own. Jobs may be queued again after a preemption or a node's failure
-    whatever the cluster's default, unless requeue=false or a flag of the user's says otherwise."""
+    """Flags of sbatch without a key of their own. Jobs may be queued again after a preemption or a node's failure,
+    whatever the cluster's default, unless requeue=false or a flag of the user says otherwise."""
     own = dict(params.get("additional_parameters") or {})
     named = {key.replace("_", "-") for key in own} & {"requeue", "no-requeue"}
     if named or params.get("requeue") is None:
@@ -297,20 +297,20 @@ def _local_executor(params: Mapping[str, Any], gpus: list[int]) -> Any:
 
 
 def _arguments(plan: Plan) -> list[tuple[Any, ...]]:
-    """RunJob's arguments for each due run: everything that the job needs is frozen here."""
+    """RunJob's arguments for each due run, with everything that the job needs frozen in them."""
     import_paths = [str(Path(path or ".").resolve()) for path in sys.path if path == "" or Path(path) == Path.cwd()]
     return [(run.frozen, str(run.run_dir.resolve()), run.name, plan.command, import_paths) for run in plan.due]
 
 
 def _note_job(run: PlannedRun, job_id: str) -> None:
-    """Put the job's number beside a run that still waits; a run that has started has written it itself."""
+    """Write the job's id into the status of a run that still waits; a run that has started has written it itself."""
     status = status_or_none(run.run_dir)
     if status and status.state == "queued":
         write(run, replace(status, job_id=job_id))
 
 
 def _check_tasks(params: Mapping[str, Any]) -> None:
-    """A run is one process on one node, whatever key or flag says how many."""
+    """Raise ConfigError for a key or flag that asks for more than one process on one node per run."""
     for key in ("nodes", "tasks_per_node"):
         if params.get(key) not in (None, 1):
             raise ConfigError(f"hydra.launcher.{key}={params[key]}: {ONE_TASK}")
@@ -338,7 +338,7 @@ def _last_line(error: BaseException) -> str:
 def wait(
     waiting: Mapping[PlannedRun, Any], poll_s: float, queue: Queue | None = None, gone_s: float | None = None
 ) -> list[RunResult]:
-    """One result a run, when every one of them has ended. Runs -> Submitit's jobs."""
+    """Wait until every run has ended and return one result per run. waiting: the Submitit job of each run."""
     left, results = dict(waiting), list[RunResult]()
     gone: dict[str, float] = {}  # job -> when the queue was first found to have forgotten it
     queue, told = queue or QUEUE, False
@@ -373,7 +373,7 @@ def _has_ended(run: PlannedRun, job: Any, answer: Answer, gone: dict[str, float]
 
 
 def result_of_job(run: PlannedRun, job: Any) -> RunResult:
-    """The run's own account of its end; where the job was killed without a word, that is written down for it."""
+    """The run's own result; where its job was killed without a word, writes that down first."""
     result, error = result_of(run.run_dir), ""
     if result is None:
         status = status_or_none(run.run_dir)
@@ -386,12 +386,12 @@ def result_of_job(run: PlannedRun, job: Any) -> RunResult:
 
 
 def _is_anothers(status: RunStatus, job: Any) -> bool:
-    """Does another process than this job run the run?"""
+    """True when another process than this job runs the run."""
     return status.state == "running" and status.job_id != job.job_id and not status.stale()
 
 
 def _silent_end(job: Any) -> str:
-    """Why a job may have ended that has left no word: its state where SLURM tells it, and what it printed last."""
+    """Why a job may have ended without a word: its state where SLURM tells it, and what it printed last."""
     state = str(job.state).upper()
     known = f" (state {state})" if state != "UNKNOWN" else ""
     path = Path(job.paths.stderr)
@@ -401,7 +401,7 @@ def _silent_end(job: Any) -> str:
 
 
 def last_words(path: Path) -> str:
-    """The last lines of a job's error output, in one; "" where there is none."""
+    """The last lines of a job's error output as one line; "" where there is none."""
     try:
         with open(path, "rb") as file:
             file.seek(max(0, file.seek(0, 2) - TAIL_BYTES))
@@ -413,13 +413,13 @@ def last_words(path: Path) -> str:
 
 
 def end(run: PlannedRun, state: Any, error: str) -> None:
-    """Write down how a run ended that could not say so itself."""
+    """Write the end of a run that could not write it itself into its status."""
     before = status_or_none(run.run_dir) or RunStatus(state="queued", identity=run.identity, name=run.name)
     write(run, replace(before, state=state, error=error, ended=time.time()))
 
 
 def write(run: PlannedRun, status: RunStatus) -> None:
-    """Where the status cannot be written (a full disk), the other runs are still waited for."""
+    """Write a status; where that fails (a full disk), the wait for the other runs goes on."""
     try:
         write_status(run.run_dir, status)
     except OSError as error:
