@@ -26,7 +26,7 @@ ABOUT = "COMMAND --help says what a command takes; python -m grpo_sweeps.COMMAND
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Print the list, or start a command in the place of this process; the exit code is 2 for an unknown one."""
+    """Print the list, or replace this process by a command; the exit code is 2 for an unknown one."""
     words = list(sys.argv[1:] if argv is None else argv)
     parser, _ = cli.parser_of("grpo-sweeps", "COMMAND [WORD] ...", ABOUT, cli.table(list(COMMANDS.items())), "commands")
     if not words:
@@ -37,7 +37,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     if words[0] not in COMMANDS:
         say(f"error: {words[0]}: no such command; allowed are {', '.join(COMMANDS)}")
         return 2
-    # The process becomes that of `python -m`: `cancel` knows a process of the package by the words it was started with.
+    # The process becomes that of `python -m`: `cancel` knows a process of the package by the words that started it.
     os.execv(sys.executable, [sys.executable, "-m", f"grpo_sweeps.{words[0]}", *words[1:]])
 
 

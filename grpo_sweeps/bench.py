@@ -47,7 +47,7 @@ def _bench(name: str, words: list[str]) -> int:
 
 
 def parse(options: type[C], words: Sequence[str]) -> C:
-    """The options of a benchmark by its words. Raises ConfigError for a word that it does not take."""
+    """The options that the words give a benchmark. Raises ConfigError for a word that it does not take."""
     return _command(options).parse(words)
 
 

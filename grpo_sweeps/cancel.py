@@ -1,7 +1,7 @@
-"""Ends what is queued or running of a sweep: its SLURM jobs (scancel) and its processes on this machine (SIGTERM).
+"""Ends the queued and running runs of a sweep: its SLURM jobs (scancel) and its processes on this machine (SIGTERM).
 
 Every run stays resumable: the command that started the sweep, given again, goes on from the last checkpoints. Exit code
-0, also where there was nothing to cancel; 1 when something could not be cancelled; 2 for a bad command.
+0, also when there was nothing to cancel; 1 when something could not be cancelled; 2 for a bad command.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
-"""A flight check: the same words as `python -m grpo_sweeps.run` (see its --help for groups, choices and sweeps), but
-instead of the runs two steps of one of them, of a sweep its heaviest: load, sample, verify the Gram, measure, update,
-stop with a checkpoint, resume from it. Everything is written to a temporary folder that is removed afterwards.
+"""A flight check. It takes the same words as `python -m grpo_sweeps.run` (see its --help for groups, choices and
+sweeps) but makes only two steps, of the heaviest run of a sweep: load, sample, verify the Gram, measure, update, stop
+with a checkpoint, resume from it. Everything is written to a temporary folder that is removed afterwards.
 
 Prints one page: seconds and tokens/s by part, memory, reward at the start, cut completions, groups, effective rank, the
 expected time of the run and of the sweep, and what looks wrong. `dry_run=true` of grpo_sweeps.run plans, check tries.
@@ -18,7 +18,7 @@ from grpo_sweeps import cli
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Make the check and return its exit code."""
+    """Run the check and return its exit code."""
     words = list(sys.argv[1:] if argv is None else argv)
     usage = "[-m] [GROUP=CHOICE] [KEY=VALUE] ... [+sweeps=NAME]"
     if cli.page_or_version(cli.parser_of("python -m grpo_sweeps.check", usage, __doc__ or "")[0], words):

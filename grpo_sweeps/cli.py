@@ -1,4 +1,4 @@
-"""One command line for every entry point: --help, --version, `key=value` words with types, one sentence for a bad one.
+"""One command line for every entry point: --help, --version, typed `key=value` words, one sentence for a bad one.
 
 A command's keys are the fields of a frozen dataclass, each declared by `key` with a line of help. argparse reads the
 flags and writes the pages; OmegaConf gives each word the type of its field. `run` and `check` take Hydra's words
@@ -37,15 +37,15 @@ def key(
     required: bool = False,
     flag: bool = False,
 ) -> Any:
-    """The field of a dataclass that a word of the command line sets.
+    """A field of a dataclass that a word of the command line sets.
 
     Args:
         default: its value where no word gives one.
         about: one line for --help.
-        shown: what stands in the place of the value in --help, by default what its type says.
+        shown: what --help shows as the value, by default from its type.
         unset: what an empty default means, for --help.
-        word: the key as it is typed, where that is no name in Python.
-        required: --help shows that the command does nothing without it; the command itself refuses.
+        word: the key as it is typed, where that is not a name in Python.
+        required: --help shows that the command needs it; the command itself refuses without it.
         flag: it is typed --word and takes no value.
     """
     told = {"about": about, "shown": shown, "unset": unset, "word": word, "required": required, "flag": flag}
@@ -54,7 +54,7 @@ def key(
 
 @dataclass(frozen=True)
 class Key:
-    """A field of a command's options: name, type, default, whether it takes several values, and what `key` was told."""
+    """A field of a command's options: name, type, default, whether it takes several values, and the rest from `key`."""
 
     name: str
     kind: type
@@ -74,12 +74,12 @@ class Key:
 
     @property
     def value(self) -> str:
-        """What stands in the place of its value in --help."""
+        """What --help shows as its value."""
         return self.shown or SHOWN[self.kind] + f",{SHOWN[self.kind]}" * self.several
 
     @property
     def needed(self) -> str:
-        """What its value has to be, in words."""
+        """What its value must be, in words."""
         return NEEDED[self.kind] + (" or several, with commas," if self.several else "")
 
     @property
@@ -92,7 +92,7 @@ class Key:
 
     @property
     def help(self) -> str:
-        """What --help says of it, with its default."""
+        """What --help says about it, with its default."""
         default = self.unset if self.default in (None, "") else written(self.default)
         return self.about + (" (required)" if self.required else f" (default: {default})" if default else "")
 
@@ -102,9 +102,9 @@ class Command(Generic[C]):
     """What a command takes and how it says no.
 
     program: what a person types to start it. options: the dataclass of its keys. about: the text of --help.
-    unknown: the sentence for a word that is no key=value of the command, of {word} and {allowed}; {allowed} is one
-        `each` per key, of {key} and {shown}, with `last` before the last one.
-    wrong: the sentence for a value of another type, of {key}, {value}, {needed} and {type}.
+    unknown: the sentence for a word that is not a key=value of the command, with {word} and {allowed}; {allowed} is
+        one `each` per key, with {key} and {shown}, and `last` before the last one.
+    wrong: the sentence for a value of another type, with {key}, {value}, {needed} and {type}.
     empty: whether `key=` without a value is allowed; otherwise it is a word that is not understood.
     """
 
@@ -151,7 +151,7 @@ class Command(Generic[C]):
         return self.options(**(self._values(words) | {name: True for name, given in vars(flags).items() if given}))
 
     def _values(self, words: Sequence[str]) -> dict[str, Any]:
-        """Field -> value, as OmegaConf reads it by the type of the field."""
+        """The value of each field, as OmegaConf reads it by the type of the field."""
         from omegaconf import OmegaConf
         from omegaconf.errors import OmegaConfBaseException
 
@@ -233,7 +233,7 @@ def parser_of(program: str, usage: str, about: str, listing: str = "", title: st
 
 
 def page_or_version(parser: argparse.ArgumentParser, words: Sequence[str]) -> bool:
-    """Whether a word asked for --help or --version, which has then been printed."""
+    """True when a word asked for --help or --version, which it then prints."""
     try:
         parser.parse_known_args([word for word in words if word in ("-h", "--help", "--version")])
     except SystemExit:
@@ -263,7 +263,7 @@ def _wrapped(text: str, width: int, indent: str = "") -> list[str]:
 
 
 def _key(one: Any, hint: Any) -> Key:
-    """A field and its type."""
+    """The `Key` of a field and its type."""
     kind = next(kind for kind in (get_args(hint) or (hint,)) if kind is not type(None))
     return Key(one.name, kind, get_origin(hint) is tuple, one.default, **one.metadata)
 

@@ -8,9 +8,9 @@ and V_c = G_c/(G_c - 1) sum over clusters g of (sum of e in g)^2 / n^2,
 
 and Student's t with Satterthwaite's degrees of freedom, V^2 / (V_prompt^2/(G_prompt - 1) + V_seed^2/(G_seed - 1)), at
 least min(G_prompt, G_seed) - 1. With three seeds the t quantile is therefore wide, as it must be. In simulations with
-60 groups a run and a seed effect between none and dominant, coverage was 91-96% with two seeds, 94-98% with three.
-With one seed there is nothing to learn the seed's share from: the interval covers the draw of prompts only, and the
-report says so. It is closed-form, so there is no random seed in it; the tests compare it with a brute-force cluster
+60 groups per run and a seed effect between none and dominant, coverage was 91-96% with two seeds, 94-98% with three.
+One seed tells nothing about the seed's share: the interval then covers only the draw of prompts, and the report says
+so. It is closed-form, so there is no random seed in it; the tests compare it with a brute-force cluster
 bootstrap.
 """
 
@@ -42,16 +42,16 @@ class Interval:
         return bool(np.isfinite(self.low) and np.isfinite(self.high))
 
     def inside(self, low: float, high: float) -> bool:
-        """The whole interval lies in [low, high]."""
+        """True when the whole interval lies in [low, high]."""
         return self.known and low <= self.low and self.high <= high
 
     def outside(self, low: float, high: float) -> bool:
-        """No part of the interval lies in [low, high]."""
+        """True when no part of the interval lies in [low, high]."""
         return self.known and (self.high < low or self.low > high)
 
 
 def _cluster_variance(residuals: Array, labels: NDArray[np.intp]) -> tuple[float, int]:
-    """V_c of the module docstring and the number of clusters; NaN with fewer than two."""
+    """V_c of the module docstring, NaN with fewer than two clusters, and the number of clusters."""
     sums = np.bincount(labels, weights=residuals)
     count = len(sums)
     if count < 2:
@@ -88,7 +88,7 @@ class Clusters:
         return len(self.codes[0]) if self.codes else 0
 
     def of(self, keep: NDArray[np.bool_]) -> Clusters:
-        """The clusters of a part of the values."""
+        """The clusters of some of the values."""
         if keep.all():
             return self
         part = Clusters()
@@ -168,7 +168,7 @@ def bounded_interval(values: ArrayLike, labels: ArrayLike, low: float, high: flo
 
 
 def linked(first: NDArray[np.intp], second: NDArray[np.intp]) -> NDArray[np.intp]:
-    """Labels of what hangs together: values that share a label of either kind, directly or through others.
+    """Labels of connected values: those that share a label of either kind, directly or through others.
 
     first, second: (n,) labels from 0 on.
 
@@ -202,9 +202,9 @@ def paired_difference(before: ArrayLike, after: ArrayLike, *clusters: ArrayLike,
 def share_interval(hits: ArrayLike, *clusters: ArrayLike, alpha: float = 0.05) -> Interval:
     """Share of true values with Wilson's interval, its sample size the effective one under clustering.
 
-    The design effect is V (cluster-robust) over that of independent values, at least 1; where all values agree no
-    clustering can be seen and the number of clusters of the first kind counts instead. Unlike `mean_interval` it has
-    width at 0 and 1.
+    The design effect is V (cluster-robust) over that of independent values, at least 1; where all values agree,
+    no clustering shows and the number of clusters of the first kind counts instead. Unlike that of `mean_interval`, the
+    interval has width at 0 and 1.
 
     >>> share_interval([True] * 10).high
     1.0

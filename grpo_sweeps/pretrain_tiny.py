@@ -33,7 +33,7 @@ PROMPT = "Question: {question}\nAnswer:"
 STOP = ("\nQuestion:",)
 SPECIALS = ("<pad>", "<eos>", "<unk>")
 CHARACTERS = "\n" + "".join(chr(code) for code in range(32, 127))
-TASK_SEED = 1_000_003  # of the pretraining problems; runs use small seeds
+TASK_SEED = 1_000_003  # seed of the pretraining problems; runs use small seeds
 
 
 @dataclass(frozen=True)
@@ -86,7 +86,7 @@ def _make(options: Options) -> int:
 
 
 def pretrain(options: Options) -> list[dict[str, float]]:
-    """Trains, writes model and tokenizer to `options.out`, returns the evaluations (also kept in pretrain_log.json)."""
+    """Train, write model and tokenizer to `options.out`, and return the evaluations (also in pretrain_log.json)."""
     import torch
 
     torch.manual_seed(options.seed)
@@ -120,7 +120,7 @@ def pretrain(options: Options) -> list[dict[str, float]]:
 
 
 def build_tokenizer() -> PreTrainedTokenizerFast:
-    """One token a character: printable ASCII and newline, `<unk>` for all others; `<eos>` and `<pad>` are distinct."""
+    """A tokenizer with one token per character: printable ASCII and newline, `<unk>` for others; `<eos>`, `<pad>`."""
     from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers
     from transformers import PreTrainedTokenizerFast
 
@@ -161,7 +161,7 @@ def build_model(tokenizer: PreTrainedTokenizerFast) -> LlamaForCausalLM:
 
 
 def pack(problems: Sequence[Problem], tokenizer: PreTrainedTokenizerFast) -> tuple[Tensor, Tensor]:
-    """(rows_NT token ids "prompt + solution + eos" padded on the right, lengths of the prompts N)."""
+    """Token ids rows_NT of "prompt + solution + eos", padded on the right, and the lengths of the prompts (N,)."""
     import torch
 
     table = np.full(128, tokenizer.unk_token_id, dtype=np.int64)
@@ -201,7 +201,7 @@ def evaluate(
     greedy: bool = False,
     batch: int = 512,
 ) -> float:
-    """Share of completions that are right by strict parsing: `samples` each at temperature 1, or one greedy each."""
+    """Share of completions that are right by strict parsing: `samples` per problem at temperature 1, or one greedy."""
     import torch
 
     right = total = 0
@@ -228,7 +228,7 @@ def evaluate(
 def save(
     model: LlamaForCausalLM, tokenizer: PreTrainedTokenizerFast, folder: Path, history: list[dict[str, float]]
 ) -> None:
-    """Writes the model (safetensors, float32), the tokenizer, the generation defaults and the log of evaluations."""
+    """Write the model (safetensors, float32), the tokenizer, the generation defaults and the log of evaluations."""
     from transformers import GenerationConfig
 
     folder.mkdir(parents=True, exist_ok=True)

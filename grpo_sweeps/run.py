@@ -19,7 +19,7 @@ from grpo_sweeps.types import ConfigError
 def main(argv: Sequence[str] | None = None, carry_out: Any = None) -> int:
     """Run the command and return its exit code.
 
-    carry_out: what is done with the planned runs in place of `sweep.launch.launch`, called as it is.
+    carry_out: what to call with the planned runs instead of `sweep.launch.launch`, with the same arguments.
     """
     from hydra.errors import HydraException
     from omegaconf.errors import OmegaConfBaseException
@@ -54,7 +54,7 @@ def main(argv: Sequence[str] | None = None, carry_out: Any = None) -> int:
 
 
 def _of_the_command_line(error: BaseException) -> bool:
-    """Was it raised in Hydra or OmegaConf, to which some bad commands are plain ValueErrors and TypeErrors?"""
+    """True when Hydra or OmegaConf raised it: for some bad commands they raise plain ValueErrors and TypeErrors."""
     trace = error.__traceback__
     while trace is not None and trace.tb_next is not None:
         trace = trace.tb_next

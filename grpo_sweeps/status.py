@@ -1,6 +1,6 @@
 """What has run, what runs, what is missing: one line per run, read from the run folders and SLURM's queue (no torch, no
-MLflow, no pandas; squeue and sacct need not be there). A run that says "running" and whose process is gone is shown as
-interrupted; one that waits for a launcher or a job that is gone as not started. Exit code 0; 2 for a bad command.
+MLflow, no pandas; squeue and sacct need not be there). A run that says "running" but whose process is gone is shown as
+interrupted; one that waits for a launcher or a job that is gone, as not started. Exit code 0; 2 for a bad command.
 """
 
 from __future__ import annotations
@@ -72,7 +72,7 @@ def _show(options: Options) -> int:
 
 
 def _watch(runs_dir: Path, sweep: str | None) -> int:
-    """The table, kept up to date until nothing runs or waits any more, or until Ctrl-C."""
+    """Show the table, kept up to date, until nothing runs or waits any more or until Ctrl-C."""
     from rich.console import Group
     from rich.live import Live
 
@@ -111,7 +111,7 @@ def _summary(rows: Sequence[Row]) -> str:
 
 
 def _reasons(rows: Sequence[Row]) -> list[str]:
-    """A line for each run that did not end well and says why."""
+    """One line per run that did not end well and says why."""
     return [plain(f"{row.name} {row.state}: {row.error}") for row in rows if row.error and not row.damage]
 
 

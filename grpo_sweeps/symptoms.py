@@ -1,7 +1,7 @@
 """What looks wrong with a run, in sentences, from its configuration and the metrics of its steps so far.
 
-The run says each sentence once, `check` after its two steps, the report first on its page: all by the rules of this
-file, which read what metrics.jsonl holds and nothing else. A sentence gives its numbers and what to do.
+The run says each sentence once, `check` says them after its two steps, and the report begins with them: all by the
+rules of this file, which read only what metrics.jsonl holds. A sentence gives its numbers and what to do.
 """
 
 from __future__ import annotations
@@ -18,11 +18,11 @@ from grpo_sweeps.config.checks import GROUP_BASELINES, STEP_BASELINES
 LEAST = 128
 """Rollouts before a share is judged: the standard error of a share near a quarter is then below .04, and a policy that
 is right in 2.4% of its answers has shown it with probability .95. A run that has ended is judged by what it has."""
-CUT = 0.25  # of the completions: more are too many
-WINDOW = 20  # steps that are looked at alone as well, so that a long good beginning hides no bad end
-SHORT = 64  # tokens: a limit below this may cut every answer; above it hardly all of them
-SAME = 0.9  # of the groups: with more, the rollouts of a group are one
-UNIFORM = 0.99  # of log(vocabulary): entropy of a policy that draws tokens at random
+CUT = 0.25  # share of cut completions above which the run looks wrong
+WINDOW = 20  # last steps that are also judged alone, so that a long good beginning hides no bad end
+SHORT = 64  # tokens: a lower limit may cut every answer; a higher one hardly all of them
+SAME = 0.9  # share of groups with one text above which the run looks wrong
+UNIFORM = 0.99  # share of log(vocabulary): entropy of a policy that draws tokens at random
 NAMED = "looks wrong after step"  # how a run's note begins
 
 
@@ -35,7 +35,7 @@ class Symptom:
 
 
 class Course:
-    """What the steps of a run say so far. `config` is the run's configuration in its written form, keys may lack."""
+    """What the steps of a run say so far. `config` is its configuration in written form; keys may be missing."""
 
     def __init__(self, config: Mapping[str, Any]) -> None:
         self.config = config
@@ -51,7 +51,7 @@ class Course:
         self._told: set[str] = set()
 
     def add(self, row: Mapping[str, float]) -> None:
-        """A step's metrics, in the order of the steps; a row without a reward (an evaluation's) is passed over."""
+        """Add a step's metrics, in the order of the steps; a row without a reward (an evaluation's) is ignored."""
         if "reward" not in row:
             return
         self.steps += 1
@@ -96,23 +96,23 @@ class Course:
         return _value(self.config, key)
 
     def symptoms(self, ended: bool = False) -> list[Symptom]:
-        """What looks wrong. ended: nothing follows, so that few rollouts have to do."""
+        """What looks wrong. ended: nothing follows, so that few rollouts must suffice."""
         if not self.steps:
             return []
         rules = dict(AT_ONCE)
         if ended or self.rollouts >= LEAST:
             rules |= SHARES
         found = [Symptom(kind, sentence) for kind, rule in rules.items() if (sentence := rule(self))]
-        return [symptom for symptom in found if symptom.kind == "divergence"] or found  # what follows of it is no news
+        return [symptom for symptom in found if symptom.kind == "divergence"] or found  # what follows is no news
 
     def notes(self, ended: bool = False) -> list[str]:
-        """What is to be said now: those of `symptoms` whose kind was not said before, as notes."""
+        """The notes to say now: those of `symptoms` whose kind was not said before."""
         found = [symptom for symptom in self.symptoms(ended) if symptom.kind not in self._told]
         self._told |= {symptom.kind for symptom in found}
         return [f"{NAMED} {self.steps} ({symptom.kind}): {symptom.sentence}" for symptom in found]
 
     def said(self, notes: Iterable[str]) -> None:
-        """The run's notes so far: their kinds are not said again, whatever their numbers have become."""
+        """Take the run's notes so far: their kinds are not said again, even with other numbers."""
         named = [note for note in notes if note.startswith(NAMED)]
         self._told |= {kind for kind in (*AT_ONCE, *SHARES) if any(f"({kind}): " in note for note in named)}
 
@@ -126,7 +126,7 @@ def symptoms(config: Mapping[str, Any], rows: Iterable[Mapping[str, float]], end
 
 
 def known(row: Mapping[Any, Any]) -> dict[str, float]:
-    """A step's metrics without those that the step has not: a table has NaN for them."""
+    """A step's metrics without those that it does not have, which are NaN in a table."""
     return {str(name): float(value) for name, value in row.items() if value is not None and value == value}
 
 
@@ -144,7 +144,7 @@ def _value(config: Mapping[str, Any], dotted: str) -> Any:
 
 
 def percent(share: float) -> str:
-    """ "43%", "2.4%"; a share that is not 0 or 1 is not rounded to it."""
+    """A share in words, "43%" or "2.4%"; one that is not 0 or 1 is not rounded to it."""
     if share >= 0.995:
         return "100%" if share >= 1 else "over 99%"
     return f"{share:.0%}" if share >= 0.1 or share == 0 else "under 0.1%" if share < 0.001 else f"{share:.1%}"
@@ -175,7 +175,7 @@ def _diverged(c: Course) -> str:
 
 
 def _one_rollout(c: Course) -> str:
-    """Under a baseline made of the other rollouts; of a user's own estimator the gradient tells."""
+    """Symptom of R = 1 under a baseline of the other rollouts; the gradient tells it for a user's own estimator."""
     if c.R > 1:
         return ""
     target = c.value("estimator._target_")
@@ -222,10 +222,10 @@ def _cut_off(c: Course) -> str:
 
 
 def _no_end(c: Course) -> str:
-    """No completion ended although there was room, or although answers were complete."""
+    """Symptom of completions that never end although there was room, or although answers were complete."""
     share, rollouts = c.cut()
     limit = c.value("rollout.max_new_tokens")
-    right = c.mean("reward/strict") or 0.0  # a last number may be right in the midst of the work: no sign of an end
+    right = c.mean("reward/strict") or 0.0  # a last number may be right in the middle of the work: no sign of an end
     long = isinstance(limit, int) and limit >= SHORT
     if share < 1 or not (long or right):
         return ""

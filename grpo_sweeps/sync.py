@@ -1,7 +1,7 @@
 """Copies the local records of a sweep to MLflow. Run again it sends only what is missing.
 
 Before that, spectral values that an older version logged too small are recomputed from the recorded Grams of ended
-runs: metrics.jsonl gets further lines, and MLflow a run in the place of the old one, both marked (not with --follow).
+runs: metrics.jsonl gets further lines, and MLflow a run that replaces the old one, both marked (not with --follow).
 Exit code 0: all copied; 1: something could not be (a sentence says what); 2: a bad command.
 """
 
@@ -57,7 +57,7 @@ COMMAND = cli.Command(
 
 
 def check(arguments: Arguments) -> None:
-    """Raise ConfigError for a value, or two together, that cannot be meant."""
+    """Raise ConfigError for values that make no sense, alone or together."""
     for key in ("sweep", "run"):
         name = getattr(arguments, key)
         if name is not None and (name in (".", "..") or Path(name).name != name):
@@ -88,7 +88,7 @@ def sweep_folders(arguments: Arguments) -> list[Path]:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """The command; returns its exit code."""
+    """Run the command and return its exit code."""
     return cli.run(COMMAND, argv, _copy)
 
 

@@ -2,7 +2,7 @@
 
 Shape letters used in names and docstrings throughout the package:
 
-    G  groups (prompts) in a step          R  rollouts in a group
+    G  groups (prompts) per step           R  rollouts per group
     B  rows (rollouts) in a micro-batch    T  tokens of a row
     V  vocabulary                          D  trainable parameters
     H  hidden width
@@ -46,7 +46,7 @@ class TaskData:
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """Was a completion right? Both parsings are always kept, whichever of them is the reward.
+    """Whether a completion is right, by both parsings, whichever of them is the reward.
 
     strict, flexible: as `rewards/parsing.py` defines them. `parsed` is False when neither finds a number.
     """
@@ -94,7 +94,7 @@ class Completion:
 
 @dataclass(frozen=True, slots=True)
 class GroupRecord:
-    """Everything that later analysis needs to know of one group of R rollouts at one step.
+    """Everything that later analysis needs about one group of R rollouts at one step.
 
     The gradient matrix of the paper is diag(weights) Psi, Psi the R x D matrix of scores; its Gram is
     diag(w) K diag(w) with K = `gram`. `gram` is None for a group that was not measured (all rewards equal, or a step
@@ -143,7 +143,7 @@ class EvalRecord:
 
 
 class ConfigError(ValueError):
-    """A bad command or configuration: one sentence that names the key, the value and what is allowed. Exit code 2."""
+    """A bad command or configuration: one sentence with the key, the value and what is allowed. Exit code 2."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -152,7 +152,7 @@ class UpdateRecord:
 
     The change is that of the optimiser's weights, float32 or float64. `changed` counts the weights that differ in the
     training dtype, `changed_float32` those that differ in the optimiser's. `sparsity` is Hoyer's, of the change. The
-    ranks are of the change as a matrix; NaN where it is none, is 0, or is too large.
+    ranks are of the change as a matrix; NaN where it is not a matrix, is 0, or is too large.
     """
 
     step: int

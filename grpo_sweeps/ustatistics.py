@@ -7,12 +7,12 @@ For one prompt, rollouts independent, psi the score, v = E r, sigma^2 = Var r, F
     V1        tr Var((r - v) psi)        of three, less the signal
 
 Every estimate is the mean of a kernel over all choices of distinct rollouts of the group, so its expectation is the
-quantity itself: nothing is plugged in that the same rollouts have made. V2 = spread + signal. A group of equal rewards
+quantity itself: no value estimated from the same rollouts is plugged in. V2 = spread + signal. A group of equal rewards
 counts like all others: all three kernels are 0 there, whatever its Gram.
 
 The mean over all choices is taken in closed form, R^2 operations for any R: with i, k fixed, the mean of r_j over the
 others is (S - r_i - r_k)/(R - 2), that of r_j r_l is ((S - r_i - r_k)^2 - (Q - r_i^2 - r_k^2))/((R - 2)(R - 3)), with
-S = sum r, Q = sum r^2. Rewards enter as differences alone, so a constant is taken off first, against rounding.
+S = sum r, Q = sum r^2. Only differences of rewards enter, so a constant is subtracted first, against rounding.
 
 Shapes: rewards_R (..., R), gram_RR (..., R, R) with K_ij = <psi_i, psi_j>, leading axes a batch.
 """
@@ -28,7 +28,7 @@ Array = NDArray[np.float64]
 
 
 def signal(rewards_R: ArrayLike, gram_RR: ArrayLike) -> Array:
-    """Unbiased for ||grad J||^2; R >= 4.
+    """Unbiased estimate of ||grad J||^2; R >= 4.
 
     Kernel: (r_i - r_j)(r_k - r_l) <psi_i - psi_j, psi_k - psi_l> / 4 over the three ways to pair four rollouts; its
     mean is that of (r_i - r_j)(r_k - r_l) K_ik over all distinct i, j, k, l.
@@ -44,7 +44,7 @@ def signal(rewards_R: ArrayLike, gram_RR: ArrayLike) -> Array:
 
 
 def spread(rewards_R: ArrayLike, gram_RR: ArrayLike) -> Array:
-    """Unbiased for sigma^2 tr F; R >= 3. Kernel: (r_i - r_j)^2 / 2 times ||psi_k||^2: the variance of the others."""
+    """Unbiased estimate of sigma^2 tr F; R >= 3. Kernel: (r_i - r_j)^2 / 2 times ||psi_k||^2 of a third rollout."""
     r, K = _checked(rewards_R, gram_RR, 3)
     R = r.shape[-1]
     others = r.sum(axis=-1, keepdims=True) - r
@@ -54,7 +54,7 @@ def spread(rewards_R: ArrayLike, gram_RR: ArrayLike) -> Array:
 
 
 def oracle_variance(rewards_R: ArrayLike, gram_RR: ArrayLike) -> Array:
-    """Unbiased for V1; R >= 4. Kernel: (r_k - r_i)(r_k - r_j) ||psi_k||^2, less `signal`."""
+    """Unbiased estimate of V1; R >= 4. Kernel: (r_k - r_i)(r_k - r_j) ||psi_k||^2, less `signal`."""
     r, K = _checked(rewards_R, gram_RR, 4)
     R = r.shape[-1]
     others = r.sum(axis=-1, keepdims=True) - r
@@ -88,7 +88,7 @@ def square_by_size(rewards_R: ArrayLike, gram_RR: ArrayLike, sizes_S: ArrayLike)
 
 
 def signal_of_mean(step_sq_norm: float, group_sq_norms_G: ArrayLike, groups: int, R: int) -> float:
-    """Unbiased for ||E_x grad J(x)||^2 from one step of `groups` independent prompts, the group mean its estimator.
+    """Unbiased estimate of ||E_x grad J(x)||^2 from one step of `groups` independent prompts with the group mean.
 
     step_sq_norm: ||g||^2 of the step's gradient g, the mean over its groups of g_x = sum_i A_i psi_i / R.
     group_sq_norms_G: ||g_x||^2 of the groups that have one (those of equal rewards have 0). The products of different

@@ -1,4 +1,4 @@
-"""Files that are either the old one or the new one, never half of each: write aside, fsync, rename."""
+"""Replaces files so that each is the old or the new one, never half of each: write aside, fsync, rename."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ TEMPORARY_PREFIX = ".tmp-"
 
 
 def fsync_directory(directory: Path) -> None:
-    """Make a rename in `directory` survive a power cut. File systems that cannot sync a folder are left as they are."""
+    """Make a rename in `directory` survive a power cut; does nothing where the file system cannot sync a folder."""
     descriptor = os.open(directory, os.O_RDONLY)
     try:
         os.fsync(descriptor)
@@ -60,9 +60,9 @@ def _read_umask() -> int:
     return mask
 
 
-_UMASK = _read_umask()  # once, at import: reading it sets it, which is no business of a thread
+_UMASK = _read_umask()  # once, at import: reading it sets it, which no thread should do
 
 
 def _umask() -> int:
-    """mkstemp makes files of mode 600; a colleague should read the records as the umask allows."""
+    """The umask. mkstemp makes files of mode 600; colleagues should read the records as the umask allows."""
     return _UMASK

@@ -65,7 +65,7 @@ _CAST: dict[str, Callable[[Any], Any]] = {
 def read_lines(path: Path) -> list[dict[str, Any]]:
     """The JSON objects of a file of JSON lines, in order; none when there is no file.
 
-    A last line without its newline that does not parse is a write cut short and is left out silently. A damaged line
+    A last line without its newline that does not parse is a write cut short and is silently left out. A damaged line
     elsewhere is left out with a warning that names it.
     """
     return [content for _, content in _parsed(path)]
@@ -106,7 +106,7 @@ class LineFile:
         return open(self.path, "ab")  # held open for the life of the run
 
     def append(self, objects: Iterable[dict[str, Any]]) -> None:
-        """One line each, in one write."""
+        """Append one line per object, in one write."""
         lines = [json.dumps(o, allow_nan=False, separators=(",", ":")) for o in objects]
         if lines:
             self._file.write(("\n".join(lines) + "\n").encode("utf-8"))
@@ -117,14 +117,14 @@ class LineFile:
         self._file.truncate(0)
 
     def keep(self, wanted: Callable[[dict[str, Any]], bool]) -> None:
-        """Rewrite the file, atomically, with the lines that are wanted; the lines kept stay byte for byte."""
+        """Rewrite the file, atomically, with the wanted lines only; these stay byte for byte."""
         lines = [line for line, content in _parsed(self.path) if wanted(content)]
         self._file.close()
         write_bytes(self.path, b"".join(line + b"\n" for line in lines))
         self._file = self._open()
 
     def sync(self) -> None:
-        """Bring what was appended to the disk itself."""
+        """Sync what was appended to the disk itself."""
         os.fsync(self._file.fileno())
 
     def close(self) -> None:
@@ -198,7 +198,7 @@ class Columns:
         return out
 
     def json_to_row(self, line: dict[str, Any]) -> dict[str, Any]:
-        """A JSON object as a row that Arrow takes. Raises KeyError when a field without a default is missing."""
+        """A JSON object as a row for Arrow. Raises KeyError when a field without a default is missing."""
         row: dict[str, Any] = {}
         for f in self.fields:
             kind = str(f.type)
@@ -232,7 +232,7 @@ class Columns:
         return pa.Table.from_arrays(columns, schema=self.schema)
 
     def decode(self, table: pa.Table) -> dict[str, list[Any]]:
-        """Column by column, the values as the record holds them (tuples, R x R arrays, dicts of them)."""
+        """The values of each column as the record holds them (tuples, R x R arrays, dicts of them)."""
         names = set(table.column_names)
         return {f.name: _decode(table[f.name].combine_chunks(), str(f.type)) for f in self.fields if f.name in names}
 
@@ -255,7 +255,7 @@ def _stored_default(f: Field[Any]) -> Any:
 
 
 def _decode(column: pa.Array, kind: str) -> list[Any]:
-    """Lists are cut from their flat values by offset: Arrow's own to_pylist is ten times slower on Grams."""
+    """The values of one column. Lists are cut from flat values by offset: to_pylist is ten times slower on Grams."""
     if isinstance(column, pa.ChunkedArray):  # an empty table
         column = pa.concat_arrays(column.chunks) if column.num_chunks else pa.array([], type=column.type)
     if kind.startswith("tuple"):
@@ -283,7 +283,7 @@ class Journal:
     """Records of one type in one folder: `journal.jsonl` now, `segment-<n>_steps-<first>-<last>.parquet` later.
 
     key: the fields that name a record; of two with the same key the one written last is read.
-    order: the fields by which a reader gets them sorted.
+    order: the fields by which readers get the records sorted.
     """
 
     def __init__(self, folder: Path, record_type: type, key: Sequence[str], order: Sequence[str]) -> None:
@@ -306,7 +306,7 @@ class Journal:
         """Move the journal into a segment; merge all segments into one when asked or when there are many.
 
         The segment is in place before the journal is emptied, and a merged one before its parts go: in between a record
-        is there twice and is read once.
+        is there twice and read once.
         """
         journal = self._journal_table()
         if journal.num_rows:
@@ -343,10 +343,10 @@ class Journal:
         Raises RecordError, one sentence, for a file that is damaged.
         """
         for attempt in range(20):
-            journal = self._journal_table()  # first: what a compaction takes out of it is then found in a segment
+            journal = self._journal_table()  # first, since what a compaction takes out of it is then found in a segment
             try:
                 parts = [self._read_segment(path) for path in self._segments()]
-            except FileNotFoundError:  # a merge took it away while we looked: what it wrote is there by now
+            except FileNotFoundError:  # a merge removed it meanwhile: what the merge wrote is there by now
                 if attempt == 19:
                     raise
                 continue
@@ -358,7 +358,7 @@ class Journal:
         return self.columns.records(self.table())
 
     def read_undamaged(self) -> tuple[list[Any], list[str]]:
-        """As `read`, less the files that are damaged, and a sentence for each of those. Nobody may write meanwhile."""
+        """As `read` without the damaged files, and a sentence for each of these. Nobody may write meanwhile."""
         tables, faults = [], []
         readers: list[Callable[[], pa.Table]] = [partial(self._read_segment, path) for path in self._segments()]
         for reader in [*readers, self._journal_table]:
@@ -369,8 +369,8 @@ class Journal:
         return self.columns.records(self._sorted(self._unique(self._concat(tables)))), faults
 
     def lacks(self, name: str) -> bool:
-        """Has any record an empty list in the field `name`, or was it written before there was one? No other column of
-        the segments is read, and a file that is damaged says nothing."""
+        """True when any record has an empty list in the field `name` or is older than the field. Reads no other
+        column of the segments and passes over damaged files."""
         for path in self._segments():
             try:
                 if name not in pq.read_schema(path).names:

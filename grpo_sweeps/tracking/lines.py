@@ -18,8 +18,8 @@ METRICS = "metrics.jsonl"
 RECOMPUTED = "spectral/recomputed"  # marks a line of correction, see `recompute`
 NON_FINITE = {"NaN": math.nan, "Infinity": math.inf, "-Infinity": -math.inf}
 LARGEST = int(sys.float_info.max)
-LATEST = 1e11  # seconds since the epoch: a later time is no time
-TAIL_BYTES = 65536  # read from the end for the last steps: more than fifty of them
+LATEST = 1e11  # seconds since the epoch: a larger number is not a time
+TAIL_BYTES = 65536  # read from the end of a file: more than the last fifty steps
 TAIL = 4096  # bytes of a growing file that are compared before the place
 
 
@@ -38,7 +38,7 @@ def number_from_json(value: Any) -> Any:
 
 
 def parse_lines(lines: Iterable[str | bytes]) -> tuple[list[dict[str, Any]], list[str]]:
-    """What the whole lines of a metrics.jsonl hold, and why each of the others cannot be used."""
+    """The content of the usable lines of a metrics.jsonl, and why each of the others cannot be used."""
     found, faults = [], []
     for line in lines:
         try:
@@ -70,7 +70,7 @@ def line_fault(content: Any) -> str | None:
 
 
 def is_whole(value: Any) -> bool:
-    """A whole number that fits into 64 bits, True and False aside."""
+    """True for a whole number that fits into 64 bits, but not for True and False."""
     return isinstance(value, int) and not isinstance(value, bool) and -(2**63) <= value < 2**63
 
 
@@ -81,11 +81,11 @@ def left_out(path: object, faults: list[str]) -> str:
 
 
 def last_lines(path: Path) -> tuple[list[dict[str, Any]], str | None]:
-    """The last whole lines of metrics.jsonl, and a sentence when some of them, or the file, cannot be read: enough for
-    a pace, whatever the file's length.
+    """The last whole lines of metrics.jsonl, enough for a pace whatever the file's length, and a sentence when some of
+    them, or the file, cannot be read.
 
-    What is being written at this moment is left out. Lines of correction (see `tracking.recompute`), which may stand
-    for steps of any age, come beside the last lines of steps and not in their place.
+    A line that is being written is left out. Lines of correction (see `tracking.recompute`), which may concern steps
+    of any age, come in addition to the last lines of steps.
     """
     try:
         with open(path, "rb") as file:
@@ -99,7 +99,7 @@ def last_lines(path: Path) -> tuple[list[dict[str, Any]], str | None]:
 
 
 def _tail(file: BinaryIO) -> list[str]:
-    """The whole lines of at least half of TAIL_BYTES that hold no correction, those of correction among them."""
+    """The last whole lines: at least half of TAIL_BYTES of lines of steps, and the lines of correction among them."""
     size, span = file.seek(0, 2), TAIL_BYTES
     while True:
         start = max(0, size - span)
@@ -119,9 +119,9 @@ def step_seconds(lines: list[dict[str, Any]], last: int) -> float | None:
 class GrowingFile:
     """What is known of one file: `size` bytes of whole lines, their SHA-256, and the last of them.
 
-    Lines are read and hashed once: a pass over a long record costs what is new in it. A file that was rewritten (the
-    run went back to a checkpoint) is told by the bytes before the place up to which it has been read; where they are
-    the same, everything before them is: lines hold the time at which they were written.
+    Lines are read and hashed once, so a pass over a long record costs only what is new in it. A rewritten file (the run
+    went back to a checkpoint) is recognised by the bytes before the place up to which it has been read; where they are
+    the same, so is everything before them, because lines hold the time at which they were written.
     """
 
     def __init__(self, path: Path) -> None:
@@ -133,7 +133,7 @@ class GrowingFile:
         self._marks: dict[int, str] = {}
 
     def read(self) -> None:
-        """Take in what has been added, up to the last newline; all of it where the file is another than before."""
+        """Read what has been added, up to the last newline; the whole file where it was rewritten."""
         try:
             with open(self.path, "rb") as file:
                 start = self.size - len(self._tail)
@@ -155,7 +155,7 @@ class GrowingFile:
         return self._hash.hexdigest()
 
     def starts_with(self, size: int, digest: str) -> bool:
-        """Are the first `size` bytes those of this digest? Known at once for the place where the last pass ended."""
+        """True when the first `size` bytes have this digest; known at once for the place where the last pass ended."""
         if size > self.size:
             return False
         if size == self.size:
@@ -165,7 +165,7 @@ class GrowingFile:
         return hashlib.sha256(self.bytes(0, size)).hexdigest() == digest
 
     def mark(self) -> None:
-        """Remember this place: the next pass asks about it."""
+        """Remember this place, which the next pass asks about."""
         self._marks = {self.size: self.digest()}
 
     def bytes(self, start: int, end: int | None = None) -> bytes:

@@ -71,7 +71,7 @@ def _updates(run_dir: Path | str) -> Journal:
 
 
 class LocalRecord:
-    """Writes one run's record. A context manager; leaving it compacts everything into one segment a folder, or, after
+    """Writes one run's record. A context manager; leaving it compacts everything into one segment per folder, or, after
     an exception, only what is still in the journals (a run that is asked to stop has little time).
 
     Opening a record that a crash left half-written mends it.
@@ -84,7 +84,7 @@ class LocalRecord:
         self._closed = False
 
     def log_metrics(self, step: int, metrics: Mapping[str, Any]) -> None:
-        """One line. Values are numbers (or one-element arrays and tensors); NaN and infinities are kept by name.
+        """Write one line. Values are numbers (or one-element arrays and tensors); NaN and infinities are kept by name.
 
         Raises TypeError for a value that is no number and ValueError for the reserved names `step` and `time`.
         """
@@ -96,25 +96,25 @@ class LocalRecord:
         self._metrics.append([line])
 
     def log_groups(self, groups: Sequence[GroupRecord]) -> None:
-        """Flushed before it returns. Raises ValueError when a Gram is not R x R or a row list not of length R."""
+        """Write and flush group records. Raises ValueError for a Gram that is not R x R or a list not of length R."""
         for record in groups:
             _check_group(record)
         self._journals[0].append(groups)
 
     def log_completions(self, completions: Sequence[Completion]) -> None:
-        """Flushed before it returns."""
+        """Write and flush completions."""
         self._journals[1].append(completions)
 
     def log_evals(self, evals: Sequence[EvalRecord]) -> None:
-        """Flushed before it returns."""
+        """Write and flush evaluation records."""
         self._journals[2].append(evals)
 
     def log_updates(self, updates: Sequence[UpdateRecord]) -> None:
-        """Flushed before it returns."""
+        """Write and flush update records."""
         self._journals[3].append(updates)
 
     def compact(self, merge: bool = False) -> None:
-        """Turn the journals into Parquet segments (at a checkpoint); `merge`: into one a folder (at the end)."""
+        """Turn the journals into Parquet segments (at a checkpoint); `merge`: into one per folder (at the end)."""
         self._metrics.sync()
         for journal in self._journals:
             journal.compact(merge)
@@ -126,7 +126,7 @@ class LocalRecord:
             journal.truncate_after(step)
 
     def close(self, merge: bool = True) -> None:
-        """Compact (`merge`: into one segment a folder) and close the files. A second call does nothing."""
+        """Compact (`merge`: into one segment per folder) and close the files. A second call does nothing."""
         if self._closed:
             return
         self._closed = True
@@ -190,7 +190,7 @@ def read_config(run_dir: Path | str) -> dict[str, Any]:
 
 
 def read_metrics(run_dir: Path | str) -> pd.DataFrame:
-    """One row a step, sorted: `step`, `time` and each metric as float64; NaN where a step has no value.
+    """One row per step, sorted: `step`, `time` and each metric as float64; NaN where a step has no value.
 
     Of a value written twice for a step the last is kept; lines of one step with different names (training and
     evaluation) become one row. Without a record: an empty frame with the columns `step` and `time`. Lines without a
@@ -222,12 +222,12 @@ def read_groups(run_dir: Path | str) -> list[GroupRecord]:
 
 
 def read_undamaged_groups(run_dir: Path | str) -> tuple[list[GroupRecord], list[str]]:
-    """As `read_groups`, less the files that are damaged: a sentence for each of them. Of a run that nobody writes."""
+    """As `read_groups` without the damaged files, and a sentence for each of these. Nobody may write meanwhile."""
     return _groups(run_dir).read_undamaged()
 
 
 def lacks_same_as(run_dir: Path | str) -> bool:
-    """Are there group records that do not say which rollouts have the same tokens? Damaged files are passed over."""
+    """True when group records do not say which rollouts have the same tokens. Damaged files are passed over."""
     return _groups(run_dir).lacks("same_as")
 
 
@@ -242,27 +242,27 @@ def read_evals(run_dir: Path | str) -> list[EvalRecord]:
 
 
 def read_updates(run_dir: Path | str) -> list[UpdateRecord]:
-    """What measured updates did to each parameter, by step, each once."""
+    """The records of what measured updates did to each parameter, by step, each once."""
     return _updates(run_dir).read()
 
 
 def groups_frame(run_dir: Path | str) -> pd.DataFrame:
-    """As `read_groups`, a row a group and a column a field (tuples, and R x R arrays or None)."""
+    """As `read_groups`, one row per group and one column per field (tuples, and R x R arrays or None)."""
     return _frame(_groups(run_dir))
 
 
 def completions_frame(run_dir: Path | str) -> pd.DataFrame:
-    """As `read_completions`, a row a completion."""
+    """As `read_completions`, one row per completion."""
     return _frame(_completions(run_dir))
 
 
 def evals_frame(run_dir: Path | str) -> pd.DataFrame:
-    """As `read_evals`, a row a problem and evaluation."""
+    """As `read_evals`, one row per problem and evaluation."""
     return _frame(_evals(run_dir))
 
 
 def updates_frame(run_dir: Path | str) -> pd.DataFrame:
-    """As `read_updates`, a row a step and parameter."""
+    """As `read_updates`, one row per step and parameter."""
     return _frame(_updates(run_dir))
 
 

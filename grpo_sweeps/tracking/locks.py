@@ -1,5 +1,4 @@
-"""Locks between processes: one writer per run, with what stands in for its lock on a file system without locks; and a
-lock that is waited for."""
+"""Locks between processes: one writer per run, with a substitute where the file system has no locks; a waiting lock."""
 
 from __future__ import annotations
 
@@ -17,7 +16,7 @@ from grpo_sweeps.tracking.status import RecordError, read_status
 
 LOCK_FILE, OWNER_FILE = ".lock", ".owner"
 NO_LOCKS = (errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP)
-SETTLE_S = 2.0  # in which two processes that start at the same time see each other's names
+SETTLE_S = 2.0  # seconds in which two processes that start at the same time see each other's names
 
 Mine = Callable[[], bool]
 
@@ -31,9 +30,9 @@ def only_writer(run_dir: Path, settle_s: float | None = None) -> Iterator[Mine |
     """Hold the run while in the context. Yields None when another process holds it, else a function that says whether
     it is still ours.
 
-    With locks the system frees it when its holder dies, and ours stays ours. Without them the process writes a name
-    of its own into .owner; of two that do so at the same time the one whose name is there a moment later has it, and
-    each looks again before every write.
+    With locks the system frees the run when its holder dies, and ours stays ours. Without them the process writes its
+    own name into .owner; of two that do so at the same time, the one whose name is there a moment later has the run,
+    and each looks again before every write.
     """
     with open(run_dir / LOCK_FILE, "a") as file:
         try:
@@ -74,8 +73,8 @@ def locked(path: Path, wait: float) -> Iterator[bool]:
     """Hold an exclusive lock on `path` (made when missing); yields False when another process kept it for `wait`
     seconds.
 
-    The system frees the lock when its holder dies. A file system without locks yields True: there, one copying
-    process at a time is the user's care.
+    The system frees the lock when its holder dies. On a file system without locks it yields True: there the user must
+    see to it that one process copies at a time.
     """
     descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o666)
     deadline = time.monotonic() + wait

@@ -1,7 +1,7 @@
-"""The mirror: has the sweep's tracker copy local records while runs go on, from another process; and the same by hand.
+"""The mirror: lets the sweep's tracker copy local records from another process while runs go on; and `sync`, by hand.
 
-`Follower` starts `python -m grpo_sweeps.sync sweep=NAME --follow` at low priority in a session of its own, so that
-neither a tracker's imports nor a slow server costs the training process anything and Ctrl-C reaches the training alone.
+`Follower` starts `python -m grpo_sweeps.sync sweep=NAME --follow` at low priority in its own session, so that neither
+a tracker's imports nor a slow server costs the training process anything, and Ctrl-C reaches only the training.
 The child ends after a last pass when its standard input closes, which also happens when its parent is killed. Nothing
 that goes wrong in it reaches the training: it prints a line into its log, and `python -m grpo_sweeps.sync` completes
 the copy later.
@@ -25,7 +25,7 @@ from grpo_sweeps.tracking.provenance import redact
 from grpo_sweeps.tracking.tracker import BUILT_IN, LOCAL, NotInstalled, Tracker, TrackerError, load
 from grpo_sweeps.types import ConfigError
 
-URI = "GRPO_SWEEPS_TRACKING_URI"  # tells a child the address: its command line can be read by every user of the machine
+URI = "GRPO_SWEEPS_TRACKING_URI"  # tells a child the address, since every user of the machine can read its command line
 EVERY = 5.0  # seconds between passes
 EVERY_DOWN = 30.0  # after a pass that found no store
 WAIT = 60.0  # seconds that a launcher waits for the last pass
@@ -50,12 +50,12 @@ def initialise(tracking: TrackingConfig, timeout: float = 120.0) -> str | None:
 
 
 def _words(tracking: TrackingConfig) -> list[str]:
-    """What `sync` is told of the tracker."""
+    """The words that tell `sync` the tracker."""
     return [f"tracker={tracking.kind}", "uri=env", f"experiment={tracking.experiment}"]
 
 
 def _environment(tracking: TrackingConfig) -> dict[str, str]:
-    """Of a child that copies. A tracker of the user's own is found where this process finds it."""
+    """The environment of a child that copies; it finds a tracker of the user's own where this process does."""
     paths = [str(Path(grpo_sweeps.__path__[0]).parent), os.environ.get("PYTHONPATH")]
     if tracking.kind not in BUILT_IN:
         paths += [path for path in sys.path if path and not path.startswith((sys.prefix, sys.base_prefix))]
@@ -69,22 +69,22 @@ def _environment(tracking: TrackingConfig) -> dict[str, str]:
 
 
 def _handle(action: signal.Handlers) -> None:
-    """Ignore the signals that a scheduler sends to every process of a job, this one included, but that mean the run;
-    or take them again."""
+    """Ignore, or obey again, the signals that a scheduler sends to every process of a job but that are meant for the
+    run."""
     for number in JOB_SIGNALS:
         signal.signal(number, action)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, JOB_SIGNALS)
 
 
 def _is_follower() -> bool:
-    """`Follower` starts its child with the job's signals blocked; by hand nobody does."""
+    """True in a child of `Follower`, which starts it with the job's signals blocked; by hand nobody does."""
     return set(JOB_SIGNALS) <= signal.pthread_sigmask(signal.SIG_BLOCK, [])
 
 
 def follow(tracker: Tracker, sweep_dir: Path, only: str | None, stdin: TextIO, every: float = EVERY) -> int:
     """Copy what is new every few seconds until `stdin` ends, then once more. Exit code 0 when all has been copied.
 
-    As a job's follower it is ended by signals only in that last pass: what it leaves undone then, `sync` completes.
+    In a job, signals end it only in that last pass: `sync` completes what it then leaves undone.
     """
     if deaf := _is_follower():
         _handle(signal.SIG_IGN)
@@ -93,7 +93,7 @@ def follow(tracker: Tracker, sweep_dir: Path, only: str | None, stdin: TextIO, e
     said: list[str] = []
     ended, down, begun = False, False, False
     while not ended:
-        # Until the first run shows up, look more often: the sweep should be seen in its place from its first steps on.
+        # Until the first run shows up, look more often: the tracker should show the sweep from its first steps on.
         ended = _ended(stdin, EVERY_DOWN if down else every if said or begun else min(1.0, every))
         if ended and deaf:
             _handle(signal.SIG_DFL)
@@ -124,7 +124,7 @@ def _ended(stdin: TextIO, seconds: float) -> bool:
 
 
 def _last_change(folder: Path, log: Path) -> int:
-    """When a file of the run's folder was last written, the log aside: a tracker notes there what it has copied."""
+    """When a file of the run's folder was last written, except the log: a tracker notes there what it has copied."""
     times = []
     with contextlib.suppress(FileNotFoundError):
         for entry in os.scandir(folder):
@@ -230,7 +230,7 @@ class Follower:
                 before, last = now, time.monotonic()
 
     def _sign(self) -> int:
-        """What changes as the copy of one run gets on."""
+        """A value that changes while the copy of one run advances."""
         if self.run is None:
             return 0
         return _last_change(self.runs_dir / self.sweep / self.run, self.log_path.absolute())
@@ -255,9 +255,9 @@ def configured(sweep_dir: Path) -> dict[str, Any]:
 
 
 def settings(given: dict[str, Any], kind: str | None, uri: str | None, experiment: str | None) -> TrackingConfig:
-    """Where `sync` copies to: what its command says, else what the runs were configured with (`given`), else MLflow.
+    """The tracker that `sync` copies to: by its command, else as the runs were configured (`given`), else MLflow.
 
-    An address belongs to its tracker: the configured one goes to no other. `uri="env"` leaves it out as well.
+    An address belongs to its tracker: a configured one is used for no other. `uri="env"` leaves it out as well.
     """
     before = str(given.get("kind") or LOCAL)
     kind = kind or (before if before != LOCAL else "mlflow")
@@ -270,7 +270,7 @@ def settings(given: dict[str, Any], kind: str | None, uri: str | None, experimen
 
 
 def prepare(tracking: TrackingConfig) -> int:
-    """`sync --init`: make the tracker's place; says so and returns the exit code."""
+    """Make the tracker's place for `sync --init`; says so and returns the exit code."""
     tracker = _loaded(tracking)
     try:
         tracker.prepare()
@@ -282,7 +282,7 @@ def prepare(tracking: TrackingConfig) -> int:
 
 
 def sync(sweep_dir: Path, tracking: TrackingConfig, only: str | None = None, going_on: bool = False) -> int:
-    """Copy a sweep, or the one run `only`, once; going_on: until the standard input ends. Says what was done and
+    """Copy a sweep, or the one run `only`, once; with going_on until the standard input ends. Says what was done and
     returns the exit code.
 
     Raises:
@@ -324,7 +324,7 @@ def _loaded(tracking: TrackingConfig) -> Tracker:
 
 
 def correct(sweep_dir: Path, only: str | None) -> list[str]:
-    """Recompute what older versions logged; prints what was done and returns what could not be, said as well."""
+    """Recompute what older versions logged; prints what was done and could not be done, and returns the latter."""
     from grpo_sweeps.tracking.locks import only_writer
     from grpo_sweeps.tracking.recompute import correct_sweep
 

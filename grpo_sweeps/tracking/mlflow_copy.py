@@ -5,18 +5,17 @@ wherever the note of what was copied (mlflow.json) cannot be trusted - a batch w
 run went back to a checkpoint - the points in the store are compared with the local record and only missing ones are
 sent. If they contradict it (another value at the same step, or points of steps that the ended run does not have), a
 new run is made that says which one it replaces; the old one gets tags that name the new one and say why, and is deleted
-in MLflow (restorably). So it goes where values of an older run are recomputed (see `recompute`): a chart shows these
-alone, and a tag says so. Timings (`step_time`, `time/...`) are left out
-of the comparison: steps run twice with the same result keep their first timing in MLflow. Status is set last:
-FINISHED means that all of it is there.
+in MLflow (restorably). The same happens where values of an older run are recomputed (see `recompute`): a chart shows
+only these, and a tag says so. The comparison leaves out timings (`step_time`, `time/...`): steps that ran twice with
+the same result keep their first timing in MLflow. Status is set last: FINISHED means that everything is there.
 
-mlflow.json in a run's (and a sweep's) folder notes what of it has been copied, to which store:
+mlflow.json in a run's (and a sweep's) folder notes what has been copied to which store:
 
     {"record": id,                     made once, before anything is created in MLflow, and kept as a tag there
      "stores": {"<uri> <experiment>": {"run_id", "metrics_bytes", "metrics_sha256", "pending", ...}}}
 
 `record` is how a run is found again in MLflow when this file was not written in time (a kill between creating the run
-and noting its id) and how nobody else's run is ever touched. Removing the file makes the next copy a fresh one.
+and noting its id) and why nobody else's run is ever touched. Removing the file makes the next copy a fresh one.
 """
 
 from __future__ import annotations
@@ -61,7 +60,7 @@ class StoreState:
 
     run_id: str | None = None
     metrics_bytes: int = 0  # of metrics.jsonl, whole lines
-    metrics_sha256: str = ""  # of those bytes: another digest means that the run went back behind them
+    metrics_sha256: str = ""  # of those bytes: another digest means that the run went back before them
     pending: bool = False  # a batch was on its way, or the store has points that are not verified yet
     status: str | None = None
     name: str | None = None
@@ -163,12 +162,12 @@ def _known(state: CopyState) -> tuple[str, StoreState]:
 
 
 def _locate(store: Store, state: CopyState, verify: bool) -> bool:
-    """Is there a run to go on with? Looks it up by tag when the note has no id or the store lost the run."""
+    """True when there is a run to go on with; looks it up by tag when the note has no id or the store lost the run."""
     run_id = state.store.run_id
     if run_id is not None and (not verify or store.active(run_id)):
         return True
     found = store.find("grpo_sweeps.record", state.record)
-    # Nothing is known of what the store has: `pending` makes the metrics compared, the rest is sent again.
+    # Nothing is known of what the store has: `pending` has the metrics compared, and the rest is sent again.
     state.store = StoreState(run_id=found, pending=True)
     state.save()  # the record's id is on disk before a run carries it
     return found is not None
@@ -248,7 +247,7 @@ def _say_once(sentence: str) -> None:
 
 
 def _points(lines: bytes, path: Path) -> list[Point]:
-    """One point a name and step, the last value, at the time its line was written. Damaged lines are left out."""
+    """One point per name and step, the last value, at the time its line was written. Damaged lines are left out."""
     points: dict[tuple[str, int], Point] = {}
     contents, faults = parse_lines(lines.splitlines())
     for content in contents:
@@ -261,12 +260,12 @@ def _points(lines: bytes, path: Path) -> list[Point]:
 
 
 def _corrects(lines: bytes) -> bool:
-    """Is there a line of correction among them?"""
+    """True when a line of correction is among them."""
     return f'"{RECOMPUTED}"'.encode() in lines
 
 
 def _contradicting(points: Sequence[Point], there: dict[tuple[str, int], list[float]], ended: bool) -> list[str]:
-    """The metrics of which the store holds a value that the record does not, timings aside; sorted."""
+    """The metrics, sorted and without timings, of which the store holds a value that the record does not."""
     here = {(clean_key(name), step): value for name, value, _, step in points}
     names = set()
     for (name, step), values in there.items():
@@ -287,9 +286,9 @@ def _why(names: Sequence[str], tags: dict[str, str]) -> str:
 
 
 def _replace(store: Store, state: CopyState, status: RunStatus, tags: dict[str, str], why: str) -> None:
-    """Go on with a new run in the place of the known one, which is tagged and deleted (restorably).
+    """Replace the known run by a new one; the old one is tagged and deleted (restorably).
 
-    The note is written last: killed before, the next pass finds the new run by the id of the old one.
+    The note is written last: after a kill before that, the next pass finds the new run by the id of the old one.
     """
     old, _ = _known(state)
     name = status.name or status.identity
@@ -307,7 +306,7 @@ def _replace(store: Store, state: CopyState, status: RunStatus, tags: dict[str, 
 
 
 def flatten(config: Any, prefix: str = "") -> dict[str, str]:
-    """{"trainer": {"lr": 1e-6}} -> {"trainer.lr": "1e-06"}; lists as JSON, addresses without credentials."""
+    """{"trainer": {"lr": 1e-6}} as {"trainer.lr": "1e-06"}; lists as JSON, addresses without credentials."""
     if isinstance(config, dict) and (config or not prefix):
         out: dict[str, str] = {}
         for key, value in config.items():
@@ -318,7 +317,7 @@ def flatten(config: Any, prefix: str = "") -> dict[str, str]:
 
 
 def _copy_params(store: Store, state: CopyState, run_id: str, run_dir: Path) -> None:
-    """The flattened configuration. A value that changed (a run taken further) becomes a tag `changed.<key>`."""
+    """Copy the flattened configuration. A value that changed (a continued run) becomes a tag `changed.<key>`."""
     params = {clean_key(k): v[:PARAM_LIMIT] for k, v in flatten(read_config(run_dir)).items()}
     noted = state.store
     if params == noted.params:
@@ -331,7 +330,7 @@ def _copy_params(store: Store, state: CopyState, run_id: str, run_dir: Path) -> 
 
 
 def _copy_artifacts(store: Store, state: CopyState, run_id: str, run_dir: Path, status: RunStatus) -> int:
-    """config.yaml and environment.json at once; log.txt and the records (Parquet) once the run has ended."""
+    """Copy config.yaml and environment.json at once, log.txt and the records (Parquet) once the run has ended."""
     sent = 0
     with tempfile.TemporaryDirectory() as scratch:
         for name, signature, build in _artifacts(run_dir, status):
@@ -350,7 +349,7 @@ def _copy_artifacts(store: Store, state: CopyState, run_id: str, run_dir: Path, 
 
 
 def _artifacts(run_dir: Path, status: RunStatus) -> list[tuple[str, str, Any]]:
-    """(name, signature of the source, function that writes the artifact to a path)."""
+    """Each artifact: (name, signature of the source, function that writes the artifact to a path)."""
     made_by = {
         k: v for k, v in asdict(status).items() if k in ("commit", "dirty", "versions", "command", "host", "job_id")
     }

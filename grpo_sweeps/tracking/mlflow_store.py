@@ -22,7 +22,7 @@ from grpo_sweeps.tracking.provenance import redact
 from grpo_sweeps.tracking.tracker import TrackerError
 from grpo_sweeps.types import ConfigError
 
-TIMEOUT = 10  # seconds a request to a server may take
+TIMEOUT = 10  # seconds that a request to a server may take
 METRICS_PER_BATCH = 1000
 ENTRIES_PER_BATCH = 100  # parameters, tags
 PARAM_LIMIT = 6000  # characters
@@ -59,7 +59,7 @@ class RefusedError(StoreError):
 
 
 def check_uri(uri: str) -> None:
-    """Raises ConfigError, one sentence, for an address of no kind that records can be copied to. Opens nothing."""
+    """Raise ConfigError, one sentence, for an address that records cannot be copied to. Opens nothing."""
     allowed = "allowed are sqlite:///FILE, http://HOST:PORT, https://HOST:PORT and MLflow's other databases."
     try:
         parts = urlsplit(uri)
@@ -100,7 +100,7 @@ def network_file_system(path: Path, mounts: str | None = None) -> str | None:
         try:
             mounts = Path("/proc/mounts").read_text(encoding="utf-8", errors="replace")
         except OSError:
-            return None  # not Linux: nothing to tell by
+            return None  # not Linux: nothing to go by
     best, kind = -1, ""
     for line in mounts.splitlines():
         _, point, this, *_ = line.split()
@@ -110,7 +110,7 @@ def network_file_system(path: Path, mounts: str | None = None) -> str | None:
 
 
 def clean_key(key: str) -> str:
-    """A name that MLflow takes: letters, digits, _ - . space / :, at most 250 characters."""
+    """The key as a name that MLflow accepts: letters, digits, _ - . space / :, at most 250 characters."""
     return _BAD_KEY.sub("_", key)[:KEY_LIMIT]
 
 
@@ -120,8 +120,8 @@ def stored_value(value: float) -> float:
 
 
 def import_mlflow(uri: str) -> None:
-    """What a store of this address imports: seconds, a minute on a busy machine. Whoever holds a lock while it opens
-    a store does this before. Raises StoreError."""
+    """Import what a store of this address needs: seconds, a minute on a busy machine. Whoever opens a store under a
+    lock does this first. Raises StoreError."""
     os.environ.update(_ENVIRONMENT)
     try:
         importlib.import_module("mlflow.tracking")
@@ -207,7 +207,7 @@ class Store:
         return found[0].info.run_id if found else None
 
     def active(self, run_id: str) -> bool:
-        """Does the store still have this run?"""
+        """True when the store still has this run."""
         from mlflow.exceptions import MlflowException
 
         with self._errors():
@@ -219,7 +219,7 @@ class Store:
                 raise
 
     def create(self, name: str, started: float | None, tags: Mapping[str, str]) -> str:
-        """A new run, RUNNING since `started` (seconds)."""
+        """Create a run, RUNNING since `started` (seconds)."""
         with self._errors():
             run = self.client.create_run(
                 self.experiment_id, start_time=_milliseconds(started), tags=_cut(tags, TAG_LIMIT), run_name=name
@@ -236,7 +236,7 @@ class Store:
             self.client.update_run(run_id, name=name)
 
     def set_status(self, run_id: str, status: str, ended: float | None) -> None:
-        """RUNNING, SCHEDULED, FINISHED, FAILED or KILLED; the last three with their time (seconds)."""
+        """Set RUNNING, SCHEDULED, FINISHED, FAILED or KILLED; the last three with their time (seconds)."""
         with self._errors():
             if status in ("RUNNING", "SCHEDULED"):
                 self.client.update_run(run_id, status=status)
@@ -244,7 +244,7 @@ class Store:
                 self.client.set_terminated(run_id, status, end_time=_milliseconds(ended))
 
     def log_points(self, run_id: str, points: Sequence[Point]) -> None:
-        """Metrics, a thousand at a time."""
+        """Send metrics, a thousand at a time."""
         from mlflow.entities import Metric
 
         for start in range(0, len(points), METRICS_PER_BATCH):
@@ -253,7 +253,7 @@ class Store:
                 self.client.log_batch(run_id, metrics=batch)
 
     def history(self, run_id: str) -> dict[tuple[str, int], list[float]]:
-        """Every metric point the store has: (name, step) -> values."""
+        """Every metric point that the store has: the values of each (name, step)."""
         out: dict[tuple[str, int], list[float]] = {}
         with self._errors():
             for key in self.client.get_run(run_id).data.metrics:
@@ -267,7 +267,7 @@ class Store:
             return dict(self.client.get_run(run_id).data.params)
 
     def log_params(self, run_id: str, params: Mapping[str, str]) -> None:
-        """Parameters that the run does not have yet (MLflow refuses to change one)."""
+        """Send parameters that the run does not have yet (MLflow refuses to change one)."""
         from mlflow.entities import Param
 
         items = [Param(k, v) for k, v in _cut(params, PARAM_LIMIT).items()]
@@ -276,7 +276,7 @@ class Store:
                 self.client.log_batch(run_id, params=items[start : start + ENTRIES_PER_BATCH])
 
     def set_tags(self, run_id: str, tags: Mapping[str, str]) -> None:
-        """Tags, new or changed."""
+        """Send tags, new or changed."""
         from mlflow.entities import RunTag
 
         items = [RunTag(k, v) for k, v in _cut(tags, TAG_LIMIT).items()]
@@ -285,7 +285,7 @@ class Store:
                 self.client.log_batch(run_id, tags=items[start : start + ENTRIES_PER_BATCH])
 
     def upload(self, run_id: str, path: Path) -> None:
-        """One artifact at the run's top, named as the file; one of the same name is replaced."""
+        """Send one artifact to the run's top folder, named like the file; one of the same name is replaced."""
         with self._errors():
             self.client.log_artifact(run_id, str(path))
 

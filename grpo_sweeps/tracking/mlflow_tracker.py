@@ -30,7 +30,7 @@ LOCK_NAME = ".mlflow.lock"
 class MLflowTracker:
     """Copies to a server, many jobs at once, or to a database, one process at a time.
 
-    Raises ConfigError for an address that records cannot be copied to, NotInstalled where MLflow is not.
+    Raises ConfigError for an address that records cannot be copied to, NotInstalled without MLflow.
     """
 
     name = "MLflow"
@@ -48,14 +48,14 @@ class MLflowTracker:
         prepare_store(self.uri, self.experiment)
 
     def copy(self, sweep_dir: Path, only: str | None = None, wait: float = 0.0) -> Copied | None:
-        """One pass over a sweep's runs; a parent run for the sweep, a child for each run."""
+        """Make one pass over a sweep's runs: a parent run for the sweep, a child for each run."""
         mirror = self._mirrors.setdefault((sweep_dir, only), Mirror(sweep_dir, self.uri, self.experiment, only))
         copied = mirror.copy(wait)
         return None if copied is None else replace(copied, problems=tuple(mirror.problems))
 
 
 class Mirror:
-    """Copies one sweep (or one run of it) to one store, pass by pass; remembers what needs no look."""
+    """Copies one sweep (or one run of it) to one store, pass by pass; remembers what has not changed."""
 
     def __init__(self, sweep_dir: Path, uri: str, experiment: str, only: str | None = None) -> None:
         self.sweep_dir, self.uri, self.experiment, self.only = sweep_dir, uri, experiment, only
@@ -64,7 +64,7 @@ class Mirror:
         self.problems: list[str] = []
 
     def copy(self, wait: float = 0.0) -> Copied | None:
-        """One pass. None when another process copies to the same place for longer than `wait` seconds.
+        """Make one pass. None when another process copies to the same place for longer than `wait` seconds.
 
         Afterwards `problems` holds a sentence for each run that could not be copied. Raises StoreError when the store
         cannot be reached.
@@ -123,12 +123,12 @@ class Mirror:
 def prepare_store(uri: str, experiment: str, wait: float = 60.0) -> None:
     """Make the store and its experiment where they are missing; imports MLflow. Raises StoreError.
 
-    A dozen processes that meet on a fresh database fail in its migrations: one makes it, under the lock that copies to
-    it take as well, and the others find it made.
+    A dozen processes that meet on a new database fail in its migrations: one makes it, under the lock that copying
+    takes as well, and the others find it made.
     """
     path = sqlite_path(uri)
     if path is not None:
-        import_mlflow(uri)  # before the lock, or the last of them waits for the imports of all others
+        import_mlflow(uri)  # before the lock, or the last process waits for the imports of all others
     with contextlib.ExitStack() as locks:
         if path is not None:
             path.parent.mkdir(parents=True, exist_ok=True)
@@ -145,7 +145,7 @@ def _has_metrics(folder: Path) -> bool:
 
 
 def _look(folder: Path, stale: bool) -> tuple[Any, ...]:
-    """What changes when there is something to copy."""
+    """A value that changes when there is something to copy."""
     sizes: list[tuple[int, int] | None] = []
     for name in ("status.json", "metrics.jsonl", "config.yaml", "log.txt"):
         try:

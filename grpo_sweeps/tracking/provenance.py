@@ -1,8 +1,8 @@
 """Which code, packages and machine made a run. No imports of the packages themselves, nothing from the environment
 but SLURM's job id, and no passwords: an address of the form scheme://user:password@host loses both.
 
-What a run is submitted from (`Source`) is written then and compared when it starts: a job may wait for days, and what
-it imports is what stands in the folder then.
+The source that a run is submitted from (`Source`) is written at submission and compared when the run starts: a job may
+wait for days, and it imports what the folder holds when it starts.
 
     source.json    {"commit", "dirty", "diff_sha256", "versions", "packages", "command", "time"}
     source.diff    the uncommitted changes of tracked files, redacted, at most 1 MiB; none where there are none
@@ -62,7 +62,7 @@ def commit() -> str | None:
 
 @functools.cache
 def dirty() -> bool | None:
-    """Does the checkout differ from its commit? Changed tracked files and new source files count, reports do not.
+    """True when the checkout differs from its commit. Changed tracked files and new source files count, reports do not.
 
     None when there is no checkout.
     """
@@ -76,9 +76,9 @@ def dirty() -> bool | None:
 
 @functools.cache
 def diff() -> str | None:
-    """The uncommitted changes of tracked files, reports aside, as `git diff` writes them; None without a checkout.
+    """The uncommitted changes of tracked files, without reports, as `git diff` writes them; None without a checkout.
 
-    Read once a process, like the commit: the modules in memory are those of its start.
+    Read once per process, like the commit: the modules in memory are those of its start.
     """
     top = _git("rev-parse", "--show-toplevel")
     if commit() is None or top is None:
@@ -146,8 +146,8 @@ class Source:
     dirty: bool | None = None
     diff: str = ""
     diff_sha256: str = ""
-    versions: dict[str, str] = field(default_factory=dict)  # of what can change a result
-    packages: dict[str, str] = field(default_factory=dict)  # all that is installed
+    versions: dict[str, str] = field(default_factory=dict)  # of packages that can change a result
+    packages: dict[str, str] = field(default_factory=dict)  # all installed ones
     command: str = ""
     time: float = 0.0
 
@@ -181,7 +181,7 @@ def write(run_dir: Path, source: Source) -> None:
 
 
 def read(run_dir: Path) -> Source | None:
-    """What was written; None where there is nothing, or nothing that can be read."""
+    """The source that was written; None where there is none that can be read."""
     try:
         content = json.loads((run_dir / SOURCE_JSON).read_text(encoding="utf-8"))
         path = run_dir / SOURCE_DIFF
@@ -192,7 +192,7 @@ def read(run_dir: Path) -> Source | None:
 
 
 def since_submission(run_dir: Path, command: str = "") -> list[str]:
-    """What has changed since the run was submitted, a sentence each; where nothing was written then, it is now."""
+    """What has changed since the run was submitted, one sentence each; writes the source where none was written."""
     before = read(run_dir)
     now = snapshot(command)
     if before is None:
@@ -202,7 +202,7 @@ def since_submission(run_dir: Path, command: str = "") -> list[str]:
 
 
 def changes(before: Source, now: Source) -> list[str]:
-    """How two sources differ, a sentence each, most important first."""
+    """How two sources differ, one sentence each, most important first."""
     out = []
     if before.commit != now.commit:
         out.append(f"changed since submission: the commit is {_short(now.commit)}, it was {_short(before.commit)}")

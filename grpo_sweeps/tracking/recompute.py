@@ -1,11 +1,11 @@
-"""Brings what an older run logged of its spectra to what its recorded Grams say; append only.
+"""Corrects the spectra that an older run logged by its recorded Grams; append only.
 
 Runs that did not yet record which rollouts have the same tokens logged spectra whose eigenvalues within a precision
 floor were set to zero. Their Grams are right. For each step whose logged `spectral/...` and `scores/...` values are
 not those of its Grams, metrics.jsonl of an ended run gets one more line: the step, its time, the values as they are
 computed today and the mark `spectral/recomputed`. The lines before stay as they are, and of a value written twice for
 a step every reader takes the last. A line is written only where a value differs, so a second pass finds nothing to do
-and one that was killed is completed by the next. A note in the run's status says it in words.
+and the next pass completes one that was killed. A note in the run's status says what was done.
 """
 
 from __future__ import annotations
@@ -25,19 +25,19 @@ from grpo_sweeps.tracking.local import lacks_same_as, read_config, read_metrics,
 from grpo_sweeps.tracking.status import ENDED, RecordError, RunStatus, read_status, write_status
 from grpo_sweeps.types import GroupRecord
 
-EQUAL = 1e-9  # relative: two values nearer than this are the same one
+EQUAL = 1e-9  # relative: two values nearer than this are equal
 EQUAL_AGAIN = 1e-6  # of a step recomputed before: roots of eigenvalues that are 0 but for rounding differ by machine
 NOTE = "spectral values of "  # how the notes of this module begin
 COUNTS = ("spectral/groups", "scores/groups")  # where these differ, groups of the step are missing
 NAMED_STEPS = 10  # steps that a sentence names one by one
 
-# Holds a run as its only writer: yields None when another process has it, else a function that says whether it is ours.
+# Holds a run as its only writer: yields None when another process has it, else a function that says if it is ours.
 Hold = Callable[[Path], AbstractContextManager[Callable[[], bool] | None]]
 
 
 @dataclass
 class Found:
-    """What is to be done about one run: lines to append, steps whose groups cannot be read, and why."""
+    """What to do about one run: lines to append, steps whose groups cannot be read, and why."""
 
     lines: list[dict[str, Any]] = field(default_factory=list)
     left: list[int] = field(default_factory=list)
@@ -64,7 +64,7 @@ def correct_sweep(sweep_dir: Path, hold: Hold, only: str | None = None) -> tuple
 
 
 def correct(run_dir: Path, hold: Hold) -> tuple[list[str], list[str]]:
-    """Correct one run, where it has ended and is of an older version: what was done now, and what could not be."""
+    """Correct one run that has ended and is of an older version. Returns what was done now and what could not be."""
     before = _state(run_dir)
     status = before[0]
     if not (status.state in ENDED or status.stale()) or not lacks_same_as(run_dir):
@@ -83,7 +83,7 @@ def correct(run_dir: Path, hold: Hold) -> tuple[list[str], list[str]]:
 
 
 def corrections(run_dir: Path) -> Found:
-    """The lines that the run's metrics.jsonl lacks, in the order of their steps."""
+    """The lines to add to the run's metrics.jsonl, in the order of their steps."""
     groups, faults = read_undamaged_groups(run_dir)
     by_step: dict[int, list[GroupRecord]] = {}
     for group in groups:
@@ -106,7 +106,7 @@ def corrections(run_dir: Path) -> Found:
 
 
 def recomputed_note(notes: Iterable[str]) -> str:
-    """What a run's notes say of recomputed values; empty where they say nothing."""
+    """What a run's notes say about recomputed values; empty where they say nothing."""
     return "; ".join(note for note in notes if note.startswith(NOTE))
 
 
@@ -117,7 +117,7 @@ def _dtype(run_dir: Path) -> str | None:
 
 
 def _state(run_dir: Path) -> tuple[RunStatus, int]:
-    """What another process that writes the record would change."""
+    """A value that changes when another process writes the record."""
     path = run_dir / METRICS
     return read_status(run_dir), path.stat().st_size if path.exists() else 0
 

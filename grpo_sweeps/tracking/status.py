@@ -1,4 +1,4 @@
-"""status.json: where a run stands. Small, written atomically, read without torch, pandas or MLflow."""
+"""status.json: the state of a run. Small, written atomically, read without torch, pandas or MLflow."""
 
 from __future__ import annotations
 
@@ -50,16 +50,16 @@ class RunStatus:
     dirty: bool | None = None
     versions: dict[str, str] = field(default_factory=dict)
     command: str = ""
-    pid_started: int | None = None  # of process `pid`, as `process_started` gives it: tells a process id given away
-    traceback: str | None = None  # the last lines of a failed run's; the whole is in its log.txt
-    notes: list[str] = field(default_factory=list)  # what happened to the run and did not stop it, a sentence each
+    pid_started: int | None = None  # of process `pid`, as `process_started` gives it: detects a reused process id
+    traceback: str | None = None  # the last lines of a failed run's; all of it is in log.txt
+    notes: list[str] = field(default_factory=list)  # what happened to the run and did not stop it, one sentence each
 
     def stale(self, now: float | None = None, limit: float = STALE_AFTER) -> bool:
-        """True for a run that says "running" and does not run any more (killed without a word).
+        """True for a run that says "running" but does not run any more (killed without a word).
 
-        On the run's own host its process is looked up, and where it is known when that began, nothing else counts: a
-        clock that was set or a heartbeat that a full disk kept back makes no living run dead. Elsewhere the age of the
-        heartbeat decides.
+        On the run's own host its process is looked up, and where its start time is known, nothing else counts: neither
+        a clock that was set nor a heartbeat that a full disk held back makes a living run look dead. Elsewhere the age
+        of the heartbeat decides.
         """
         if self.state != "running":
             return False
@@ -73,10 +73,10 @@ class RunStatus:
 
 
 def process_lives(pid: int) -> bool:
-    """Does a process of this id run on this host? A zombie does not."""
+    """True when a process of this id runs on this host. A zombie does not."""
     try:
         os.kill(pid, 0)
-    except (ProcessLookupError, OverflowError):  # an id that no process can have
+    except (ProcessLookupError, OverflowError):  # no process can have this id
         return False
     except PermissionError:
         return True  # it lives, and is another user's
@@ -84,13 +84,13 @@ def process_lives(pid: int) -> bool:
 
 
 def process_started(pid: int) -> int | None:
-    """When a process of this host began, in clock ticks since boot (no clock that can be set); None if unknown."""
+    """When a process of this host began, in clock ticks since boot (which nobody can set); None if unknown."""
     rest = _proc_stat(pid)
     return int(rest[19]) if len(rest) > 19 else None
 
 
 def seconds_since_start() -> float | None:
-    """Seconds that this process has lived; None where the system does not say."""
+    """Seconds since this process started; None where the system does not say."""
     began = process_started(os.getpid())
     return None if began is None else time.clock_gettime(time.CLOCK_BOOTTIME) - began / os.sysconf("SC_CLK_TCK")
 
@@ -134,7 +134,7 @@ def read_status(run_dir: Path | str) -> RunStatus:
 
 
 def _fits(value: Any, kind: str) -> bool:
-    """Is a JSON value of the type that a field of RunStatus is annotated with?"""
+    """True when a JSON value is of the type that a field of RunStatus is annotated with."""
     if kind.endswith(" | None"):
         return value is None or _fits(value, kind.removesuffix(" | None"))
     if kind == "int":
@@ -158,7 +158,7 @@ class StatusWriter:
             writer.update(state="finished", ended=time.time())
 
     Leaving the context stops the heartbeat and writes the last step; it does not judge how the run ended.
-    mine: asked before every write; once it says no, the folder is another process's and nothing is written any more.
+    mine: called before every write; once it returns False, the folder is another process's and nothing is written.
     """
 
     def __init__(

@@ -1,4 +1,4 @@
-"""What copies the local records of runs to another place: the `Tracker` protocol, and how a configuration chooses one.
+"""Copies local records of runs to another place: the `Tracker` protocol, and how a configuration chooses one.
 
 `tracking=mlflow` and `tracking=local` (none) are built in. Any other is a class by its dotted path, without a change to
 the package:
@@ -34,7 +34,7 @@ class NotInstalled(ConfigError):
 
 @dataclass
 class Copied:
-    """What one pass sent, and a sentence for each run that could not be copied."""
+    """What one pass sent, with a sentence for each run that could not be copied."""
 
     runs: int = 0
     points: int = 0
@@ -66,8 +66,8 @@ class Tracker(Protocol):
     Attributes:
         name: what the place is called in sentences ("MLflow").
         place: the address in sentences, without user and password.
-        shared: may many processes write at once? Then each job of a cluster copies its own run while it trains; else
-            the launching process alone copies.
+        shared: True when many processes may write at once. Then each job of a cluster copies its own run while it
+            trains; otherwise only the launching process copies.
     """
 
     name: str
@@ -116,7 +116,7 @@ def load(tracking: TrackingConfig) -> Tracker | None:
         made: Tracker = getattr(importlib.import_module(module), name)(tracking)
     except ConfigError:
         raise
-    except Exception as error:  # the module's own, whatever it is
+    except Exception as error:  # an error of the user's module, whatever its type
         raise ConfigError(
             f"{said}: no tracker can be made of it ({type(error).__name__}: {error}); the dotted path of a class "
             f"that takes a TrackingConfig is needed, such as my_module.MyTracker"
@@ -128,6 +128,6 @@ def load(tracking: TrackingConfig) -> Tracker | None:
 
 
 def shared(tracking: TrackingConfig) -> bool:
-    """May the jobs of a sweep copy their own records at the same time?"""
+    """True when the jobs of a sweep may copy their own records at the same time."""
     tracker = load(tracking)
     return tracker is not None and tracker.shared

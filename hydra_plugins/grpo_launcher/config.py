@@ -33,26 +33,26 @@ class SubmititConf:
     name: str = "grpo_sweeps"
     stderr_to_stdout: bool = False
     setup: list[str] | None = None  # shell lines before the run, such as "module load cuda"
-    signal_delay_s: int = 120  # the job hears this long before its end that it has to checkpoint
-    max_num_timeout: int = 10  # how often a job that ran out of time is queued again
-    gpu_mem_gb: float | None = None  # of one GPU of the nodes: a run that will hardly fit is named before it queues
+    signal_delay_s: int = 120  # seconds before its end at which a job is told to checkpoint
+    max_num_timeout: int = 10  # times that a job that ran out of time is queued again
+    gpu_mem_gb: float | None = None  # of one GPU of the nodes: a run that will hardly fit is named before it is queued
     python: str | None = None
     max_pickle_size_gb: float | None = None
 
 
 @dataclass
 class LocalConf(SubmititConf):
-    """Each run in a process of its own on this machine."""
+    """Each run in its own process on this machine."""
 
     _target_: str = f"{HOME}.GrpoLocalLauncher"
     timeout_min: int = 7 * 24 * 60
-    gpus_per_node: int | None = None  # null: one a run where the machine has GPUs
-    parallel_jobs: int | None = None  # null: as many as there are GPUs, one without any
+    gpus_per_node: int | None = None  # null: one per run where the machine has GPUs
+    parallel_jobs: int | None = None  # null: one per GPU; one in all without any GPU
 
 
 @dataclass
 class SlurmConf(SubmititConf):
-    """Each run a job of an array on SLURM, with one GPU. Every parameter of Submitit's SLURM executor is here."""
+    """Each run as one job of an array on SLURM, with one GPU. It has every parameter of Submitit's SLURM executor."""
 
     _target_: str = f"{HOME}.GrpoSlurmLauncher"
     partition: str | None = None
@@ -99,13 +99,13 @@ def store_launchers() -> None:
 
 
 def with_local_values(node: type, name: str) -> type:
-    """The same defaults, and over them the values of the file local/`name`.yaml, where there is one."""
+    """The same defaults, overridden by the values of the file local/`name`.yaml, where there is one."""
     defaults = field(default_factory=lambda: ["_self_", {"optional /local@_here_": name}])
     return make_dataclass(node.__name__, [("defaults", list[Any], defaults)], bases=(node,))
 
 
 def store_config(name: str, node: Any, group: str | None = None) -> None:
-    """Store a config for Hydra in place of any that has its name. Hydra 1.3 always replaces, 1.4 wants to be told."""
+    """Store a config for Hydra in place of any that has its name. Hydra 1.3 always replaces, 1.4 must be told to."""
     from hydra.core.config_store import ConfigStore
 
     store = ConfigStore.instance().store

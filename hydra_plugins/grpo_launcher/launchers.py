@@ -1,6 +1,6 @@
 """The launchers: each composes all runs, hands them to `grpo_sweeps.sweep.launch`, and gives Hydra a result for each.
 
-What they need of this project is imported when they launch: Hydra imports this file with any application.
+They import the rest of this project when they launch, since Hydra imports this file with any application.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ def _launch(
 
 
 def _another_end(launcher: Any) -> Any:
-    """What the application does with the planned runs here in place of starting them (see grpo_sweeps.run); or None."""
+    """What the application does with the planned runs instead of starting them (see grpo_sweeps.run); or None."""
     return getattr(launcher.task_function, "carry_out", None)
 
 
@@ -59,7 +59,7 @@ class GrpoBasicLauncher(BasicLauncher):
 
 
 class GrpoLocalLauncher(LocalLauncher):
-    """`hydra/launcher=submitit_local`: each run in a process of its own on this machine."""
+    """`hydra/launcher=submitit_local`: each run in its own process on this machine."""
 
     def launch(self, job_overrides: Sequence[Sequence[str]], initial_job_idx: int) -> Sequence[JobReturn]:
         from grpo_sweeps.sweep.submit import check_local, start_local
@@ -70,7 +70,7 @@ class GrpoLocalLauncher(LocalLauncher):
 
 
 class GrpoSlurmLauncher(SlurmLauncher):
-    """`hydra/launcher=submitit_slurm`: each run a job of an array on SLURM."""
+    """`hydra/launcher=submitit_slurm`: each run as one job of an array on SLURM."""
 
     def launch(self, job_overrides: Sequence[Sequence[str]], initial_job_idx: int) -> Sequence[JobReturn]:
         from grpo_sweeps.sweep.submit import check_slurm, start_slurm
