@@ -30,7 +30,9 @@ from grpo_sweeps.spectra_records import is_older, own_precision, spectral_metric
 from grpo_sweeps.tracking.local import LocalRecord, read_groups
 from grpo_sweeps.tracking.status import RunStatus, write_status
 from grpo_sweeps.types import GroupRecord
-from tests.unit.report.conftest import config_of
+from tests.unit.report.conftest import config_of, undrawn
+
+__all__ = ["undrawn"]
 
 FILE = Path(__file__).parents[1] / "data" / "real_grams" / "qwen2_5_coder_0_5b_R8.json"
 GROUPS: list[dict[str, Any]] = json.loads(FILE.read_text())["groups"]
@@ -110,6 +112,7 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return root
 
 
+@pytest.mark.usefixtures("undrawn")
 def test_a_report_of_older_records_has_the_values_of_their_grams(runs: Path, tmp_path: Path):
     folder, claims = build("real", runs, tmp_path / "out", ["report"])
     table = pd.read_csv(folder / "table1.csv")

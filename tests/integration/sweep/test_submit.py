@@ -14,12 +14,11 @@ from grpo_sweeps.sweep import ledger, submit
 from grpo_sweeps.sweep.queue import Queue
 from grpo_sweeps.types import ConfigError
 
+pytestmark = pytest.mark.integration
 Run = Callable[..., int]
 Statuses = Callable[..., dict[str, Any]]
 SBATCH = """#!{python}
 import os, re, subprocess, sys
-
-pytestmark = pytest.mark.integration
 text = open(sys.argv[1]).read()
 open({record!r}, "w").write(text)
 open({record!r} + ".env", "w").write(repr({{k: v for k, v in os.environ.items() if k.startswith("SLURM_")}}))

@@ -23,23 +23,33 @@ def verdicts(runs, name=None):
     return {c.id: c for c in claims}
 
 
+@pytest.fixture(scope="module")
+def paper(paper_sweep):
+    """The claims of `paper_sweep` by their ids."""
+    return verdicts(paper_sweep)
+
+
+@pytest.fixture(scope="module")
+def full(full_sweep):
+    """The claims of `full_sweep` by their ids."""
+    return verdicts(full_sweep)
+
+
 def sweep_of(write, tmp_path, kind, Rs=(2, 4, 8), **options):
     for R in Rs:
         write(tmp_path, kind, R, 0, kind, **options)
     return verdicts(tmp_path)
 
 
-def test_data_with_the_papers_pairs_confirm_c8_and_c10_and_break_c7(paper_sweep):
-    claims = verdicts(paper_sweep)
-    assert claims["C8"].verdict == HOLDS and claims["C10"].verdict == HOLDS
-    assert claims["C7"].verdict == CONTRADICTED  # full rank, if only just
-    assert all(f.verdict == HOLDS and f.groups >= rules.MIN_GROUPS for f in claims["C8"].findings)
+def test_data_with_the_papers_pairs_confirm_c8_and_c10_and_break_c7(paper):
+    assert paper["C8"].verdict == HOLDS and paper["C10"].verdict == HOLDS
+    assert paper["C7"].verdict == CONTRADICTED  # full rank, if only just
+    assert all(f.verdict == HOLDS and f.groups >= rules.MIN_GROUPS for f in paper["C8"].findings)
 
 
-def test_data_with_equal_singular_values_contradict_all_three(full_sweep):
-    claims = verdicts(full_sweep)
-    assert {claims[name].verdict for name in SPECTRA} == {CONTRADICTED}
-    c8 = {f.R: f for f in claims["C8"].findings}
+def test_data_with_equal_singular_values_contradict_all_three(full):
+    assert {full[name].verdict for name in SPECTRA} == {CONTRADICTED}
+    c8 = {f.R: f for f in full["C8"].findings}
     assert c8[2].verdict == HOLDS and c8[4].verdict == CONTRADICTED and c8[8].verdict == CONTRADICTED
     assert re.search(r"effective rank 4\.00 \[", c8[4].measured) and "orthogonal scores" in c8[4].null
 
@@ -88,11 +98,11 @@ def test_a_coarse_floor_leaves_low_ranks_and_about_2_open(write, tmp_path):
     assert c8[8].verdict == UNDECIDED and c8[8].interval.high > 2.5 and c8[8].interval.low < 2.0
 
 
-def test_negative_controls_hold_to_rounding_and_are_reported(full_sweep):
+def test_negative_controls_hold_to_rounding_and_are_reported(full_sweep, full):
     sweep = load_sweep("full", full_sweep)
     controls = sweep.groups[["control_sign_flip", "control_leave_one_out", "control_std"]].max()
     assert (controls < 1e-9).all() and sweep.groups["control_std"].notna().sum() > 100
-    remarks = " ".join(verdicts(full_sweep)["C8"].remarks)
+    remarks = " ".join(full["C8"].remarks)
     assert "Exact negative controls passed" in remarks and "another model" in remarks
 
 
@@ -111,8 +121,8 @@ def test_another_model_is_said_to_decide_nothing_about_nemotron(write, tmp_path)
             assert any(sentence in r for r in verdicts(tmp_path, name)[claim].remarks) is said
 
 
-def test_c10_prints_the_feasible_ranges_and_counts_impossible_groups(full_sweep, monkeypatch):
-    text = " ".join(verdicts(full_sweep)["C10"].remarks)
+def test_c10_prints_the_feasible_ranges_and_counts_impossible_groups(full_sweep, full):
+    text = " ".join(full["C10"].remarks)
     for expected in ("1.92-1.98", "1.80-3.19", "1.98-6.65", "1.60-", "1.40-", "1.80-6.65", "99%"):
         assert expected in text
     assert "Every measured group lies within" in text
@@ -149,16 +159,16 @@ def test_no_groups_at_all(write, tmp_path):
     assert claims["C8"].findings[0].measured == "nothing measured"
 
 
-def test_the_null_of_c10_against_the_weights(paper_sweep):
+def test_the_null_of_c10_against_the_weights(paper_sweep, paper):
     sweep = load_sweep("paper", paper_sweep)
     groups = sweep.groups[(sweep.groups["R"] == 8) & sweep.groups["mixed"]]
     top1 = [max(np.square(sweep.record(i).weights)) / sum(np.square(sweep.record(i).weights)) for i in groups.index]
-    null = {f.R: f for f in verdicts(paper_sweep)["C10"].findings}[8].null
+    null = {f.R: f for f in paper["C10"].findings}[8].null
     assert f"top-1 {np.mean(top1):.2f} " in null
 
 
-def test_frame_and_markdown_carry_every_finding(full_sweep):
-    claims = judge_claims(load_sweep("full", full_sweep))
+def test_frame_and_markdown_carry_every_finding(full):
+    claims = [*full.values()]
     frame = claims_frame(claims)
     assert len(frame) == len(claims) + sum(len(claim.findings) for claim in claims)
     assert list(frame.loc[frame["R"].isna(), "claim"]) == [claim.id for claim in claims]
