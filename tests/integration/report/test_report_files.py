@@ -219,4 +219,4 @@ def test_the_report_imports_neither_torch_nor_mlflow_nor_the_engine_and_is_quick
     assert done.stdout.splitlines()[-1] == "[]"
     after = os.times()
     used = after.children_user + after.children_system - before.children_user - before.children_system
-    assert used < 20, "about 4 s of processor time"
+    assert used < 60, "about 4 s of processor time, several times that under coverage"

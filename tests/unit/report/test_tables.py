@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from grpo_sweeps.report import measure, page, table
-from grpo_sweeps.report.drawing import Plot, render, styles
+from grpo_sweeps.report import drawing, measure, page, table
+from grpo_sweeps.report.drawing import Panel, Plot, render, styles
 from grpo_sweeps.report.figures import figures
 from grpo_sweeps.report.layers import layer_table
 from grpo_sweeps.report.missing import missing
@@ -102,6 +102,13 @@ def test_every_definition_of_every_matrix_is_there_by_k_with_its_nulls(full_swee
 def test_figures_keep_their_numbers():
     plots = [Plot(name, "", "", ()) for name in ("fig1", "fig4", "ranks_by_k", "updates")]
     assert page.numbers(plots) == [1, 4, 6, 7]
+
+
+def test_three_panels_leave_the_fourth_place_empty():
+    panel = Panel("title", "alt", lambda ax: ax.plot([0, 1], [0, 1]))
+    figure = drawing._canvas([panel] * 3)
+    assert [ax.get_visible() for ax in figure.axes] == [True] * 3 + [False]
+    drawing.plt.close(figure)
 
 
 def test_windows_of_steps_cover_every_group(full_sweep):
