@@ -107,4 +107,4 @@ def test_a_bad_command_is_one_sentence(words, message, capsys):
 
 def test_help_lists_words_that_are_accepted(capsys):
     assert main(["shapes", "help"]) == 0
-    assert parse(shapes.Options, capsys.readouterr().out.splitlines()) == shapes.Options()
+    assert parse(shapes.ShapesOptions, capsys.readouterr().out.splitlines()) == shapes.ShapesOptions()

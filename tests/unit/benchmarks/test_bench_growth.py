@@ -40,9 +40,9 @@ def test_the_figure_shows_what_was_measured_and_names_what_is_missing(result, tm
 
 
 def test_pairs_along_two_lines():
-    options = growth.Options(R=(8, 2, 4), T=(512, 256), through=(4, 256))
+    options = growth.GrowthOptions(R=(8, 2, 4), T=(512, 256), through=(4, 256))
     assert growth.pairs_of(options) == [(2, 256), (4, 256), (4, 512), (8, 256)]
-    assert len(growth.pairs_of(growth.Options(R=(2, 4), T=(8, 16)))) == 4
+    assert len(growth.pairs_of(growth.GrowthOptions(R=(2, 4), T=(8, 16)))) == 4
 
 
 @pytest.mark.parametrize("through", ["4", "4,64", "3,32", "4,32,1"])
