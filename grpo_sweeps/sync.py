@@ -84,7 +84,11 @@ def sweep_folders(arguments: Arguments) -> list[Path]:
         raise ConfigError(
             f"sweep={arguments.sweep}: no runs of it in {runs_dir}; there are {', '.join(present) or 'none'}."
         )
-    return [runs_dir / arguments.sweep]
+    folder = runs_dir / arguments.sweep
+    if arguments.run and not arguments.follow and not (folder / arguments.run / "status.json").is_file():
+        runs = sorted(path.parent.name for path in folder.glob("*/status.json"))
+        raise ConfigError(f"run={arguments.run}: no such run in {folder}; there are {', '.join(runs)}.")
+    return [folder]
 
 
 def main(argv: Sequence[str] | None = None) -> int:

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import argparse
+import re
 import shlex
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any, NoReturn
 
 from grpo_sweeps.cli import VERSION
@@ -12,6 +14,7 @@ from grpo_sweeps.sweep.paths import conf_dir
 from grpo_sweeps.types import ConfigError
 
 PROGRAM = "python -m grpo_sweeps.run"
+GLOBAL = re.compile(r"^#\s*@package\s+_global_\s*$", re.MULTILINE)  # the header of a file in conf/local
 
 
 def parse(argv: Sequence[str]) -> tuple[argparse.Namespace, argparse.ArgumentParser]:
@@ -32,6 +35,10 @@ def parse(argv: Sequence[str]) -> tuple[argparse.Namespace, argparse.ArgumentPar
     if args.resolve and not (args.cfg or args.help):
         raise ConfigError("--resolve: belongs to --cfg; write --cfg job --resolve, or leave it out")
     _check_groups(args.overrides)
+    places = [Path(folder) / "local" for folder in (conf_dir(), args.config_dir) if folder]
+    _check_local(places)
+    if not any(place.is_dir() for place in places):  # Hydra then knows no group of that name
+        args.overrides = [item for item in args.overrides if _key(item) != "local"]
     if files:
         name = files[0].partition("=")[2]
         args.overrides = [f"+sweeps={name}" if item == files[0] else item for item in args.overrides]
@@ -46,6 +53,17 @@ def command_of(hydra_config: Any) -> str:
     several = "hydra.mode=MULTIRUN" in overrides and not any(_key(item) == "sweeps" for item in overrides)
     shown = [item for item in overrides if not item.startswith("hydra.mode=")]
     return " ".join([PROGRAM, *(["-m"] if several else []), *(shlex.quote(item) for item in shown)])
+
+
+def _check_local(places: Sequence[Path]) -> None:
+    """Refuse a machine's file whose keys would go nowhere; those of launchers have a package of their own."""
+    for path in (path for place in places for path in sorted(place.glob("*.yaml"))):
+        try:
+            text = path.read_text(encoding="utf-8")
+        except (OSError, UnicodeDecodeError) as error:
+            raise ConfigError(f"{path}: cannot be read ({' '.join(str(error).split())})") from error
+        if not path.stem.startswith("submitit_") and not GLOBAL.search(text):
+            raise ConfigError(f"{path}: its first line has to be '# @package _global_', see docs/local.md")
 
 
 def _check_groups(overrides: Sequence[str]) -> None:

@@ -22,7 +22,7 @@ from typing import Any, TextIO
 import grpo_sweeps
 from grpo_sweeps.config import TrackingConfig
 from grpo_sweeps.tracking.provenance import redact
-from grpo_sweeps.tracking.tracker import BUILT_IN, LOCAL, NotInstalled, Tracker, TrackerError, load
+from grpo_sweeps.tracking.tracker import BUILT_IN, LOCAL, NotInstalled, Tracker, TrackerError, copied_by, load
 from grpo_sweeps.types import ConfigError
 
 URI = "GRPO_SWEEPS_TRACKING_URI"  # tells a child the address, since every user of the machine can read its command line
@@ -98,7 +98,7 @@ def follow(tracker: Tracker, sweep_dir: Path, only: str | None, stdin: TextIO, e
         if ended and deaf:
             _handle(signal.SIG_DFL)
         try:
-            copied = tracker.copy(sweep_dir, only, WAIT if ended else 0.0)
+            copied = copied_by(tracker, sweep_dir, only, WAIT if ended else 0.0)
             down, lines = False, [] if copied is None else list(copied.problems)
             begun |= copied is not None and copied.runs > 0
             if copied is None and ended:
@@ -300,7 +300,7 @@ def sync(sweep_dir: Path, tracking: TrackingConfig, only: str | None = None, goi
         return follow(tracker, sweep_dir, only, sys.stdin)
     name = sweep_dir.name
     try:
-        copied = tracker.copy(sweep_dir, only, WAIT)
+        copied = copied_by(tracker, sweep_dir, only, WAIT)
     except (TrackerError, OSError) as error:
         print(
             f"{name}: {redact(str(error))} The local record is whole; run this again when the store is there.",

@@ -127,6 +127,25 @@ def load(tracking: TrackingConfig) -> Tracker | None:
     return made
 
 
+def copied_by(tracker: Tracker, sweep_dir: Path, only: str | None, wait: float) -> Copied | None:
+    """What `tracker.copy` returns. A fault in a tracker of the user's own is one sentence, and its copy is tried again.
+
+    Raises:
+        TrackerError, OSError: as `Tracker.copy`; the first also for any other error of a tracker outside the package.
+    """
+    try:
+        copied = tracker.copy(sweep_dir, only, wait)
+    except (TrackerError, OSError, ConfigError):
+        raise
+    except Exception as error:
+        if type(tracker).__module__.startswith("grpo_sweeps."):
+            raise
+        raise TrackerError(f"{tracker.name}: copy failed ({type(error).__name__}: {error}).") from error
+    if copied is not None and not isinstance(copied, Copied):
+        raise TrackerError(f"{tracker.name}: copy returned {copied!r}; a Copied or None is needed.")
+    return copied
+
+
 def shared(tracking: TrackingConfig) -> bool:
     """True when the jobs of a sweep may copy their own records at the same time."""
     tracker = load(tracking)

@@ -64,6 +64,25 @@ def test_another_file_or_none_is_chosen_by_name(checkout: Path) -> None:
     assert run_config("local=none").runs_dir == "runs"
 
 
+@pytest.mark.parametrize("content", [b"", b"runs_dir: elsewhere\n", b"# @package _global_\nruns_dir: caf\xe9\n"])
+def test_a_file_that_cannot_be_meant_is_named(
+    checkout: Path, content: bytes, capfd: pytest.CaptureFixture[str]
+) -> None:
+    path = checkout / "conf" / "local" / "default.yaml"
+    path.write_bytes(content)
+    assert main(["R=2", "dry_run=true"]) == 2
+    said = capfd.readouterr().err
+    assert said.startswith(f"error: {path}: ") and said.count("\n") == 1
+
+
+def test_none_can_be_chosen_where_there_is_no_folder(
+    checkout: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    shutil.rmtree(checkout / "conf" / "local")
+    assert main(["R=2", "dry_run=true", "local=none", f"runs_dir={tmp_path}"]) == 0
+    assert "1 run to do" in capfd.readouterr().out
+
+
 def test_identity_is_that_of_the_values(checkout: Path) -> None:
     assert identity(run_config("R=2")) == identity(run_config("R=2", "local=none"))
     assert identity(run_config("R=2", SLURM)) == identity(run_config("R=2"))

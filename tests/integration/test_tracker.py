@@ -15,7 +15,7 @@ from grpo_sweeps.config import TrackingConfig
 from grpo_sweeps.run import main
 from grpo_sweeps.tracking.local import read_config, read_metrics
 from grpo_sweeps.tracking.mirror import Follower, initialise, settings
-from grpo_sweeps.tracking.status import read_status
+from grpo_sweeps.tracking.status import RunStatus, read_status, write_status
 from grpo_sweeps.tracking.tracker import Copied, NotInstalled, Tracker, TrackerError, load, shared
 from grpo_sweeps.types import ConfigError
 
@@ -80,6 +80,16 @@ class Incomplete:
 class NeedsAPackage:
     def __init__(self, tracking: TrackingConfig) -> None:
         raise NotInstalled("aim")
+
+
+class Broken(FileTracker):
+    def copy(self, sweep_dir: Path, only: str | None = None, wait: float = 0.0) -> Copied:
+        raise ZeroDivisionError("my tracker divides by 0")
+
+
+class Talkative(FileTracker):
+    def copy(self, sweep_dir: Path, only: str | None = None, wait: float = 0.0) -> Any:
+        return "all copied"
 
 
 def assert_whole(content: dict[str, Any], sweep_dir: Path) -> None:
@@ -172,6 +182,33 @@ def test_what_is_no_tracker_is_refused_before_anything_starts(
     err = capfd.readouterr().err
     assert err.startswith("error: ") and sentence in err and err.count("\n") == 1
     assert not (tmp_path / "runs").exists()
+
+
+@pytest.mark.parametrize(
+    ("name", "sentence"),
+    [
+        ("Broken", "a file: copy failed (ZeroDivisionError: my tracker divides by 0)."),
+        ("Talkative", "a file: copy returned 'all copied'; a Copied or None is needed."),
+    ],
+)
+def test_a_fault_in_a_tracker_is_one_sentence(
+    name: str, sentence: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = [f"runs_dir={tmp_path / 'runs'}", f"tracker={HERE}.{name}", f"uri={tmp_path / 'copy.json'}"]
+    (tmp_path / "runs" / "small" / "one").mkdir(parents=True)
+    write_status(
+        tmp_path / "runs" / "small" / "one", RunStatus(state="finished", identity="one", name="R=2", sweep="small")
+    )
+    assert sync.main(["sweep=small", *words]) == 1
+    said = capsys.readouterr().err
+    assert sentence in said and said.count("\n") == 1
+
+
+def test_a_run_that_is_not_there_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "small" / "one").mkdir(parents=True)
+    write_status(tmp_path / "small" / "one", RunStatus(state="finished", identity="one", name="R=2", sweep="small"))
+    assert sync.main([f"runs_dir={tmp_path}", "sweep=small", "run=two"]) == 2
+    assert "error: run=two: no such run in" in capsys.readouterr().err
 
 
 def test_an_address_goes_to_its_own_tracker_alone() -> None:
