@@ -34,9 +34,9 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _cancel(options: Options) -> int:
+    from grpo_sweeps.paths import sweep_folder
+    from grpo_sweeps.say import count, say
     from grpo_sweeps.sweep.cancel import cancel
-    from grpo_sweeps.sweep.paths import sweep_folder
-    from grpo_sweeps.sweep.say import count, say
 
     if not options.sweep:
         raise ConfigError(f"sweep: a value is required and none is given; allowed are {COMMAND.allowed}")

@@ -16,7 +16,7 @@ from dataclasses import dataclass, field, fields
 from typing import Any, Generic, NoReturn, TypeVar, get_args, get_origin, get_type_hints
 
 from grpo_sweeps import __version__
-from grpo_sweeps.sweep.say import say
+from grpo_sweeps.say import say
 from grpo_sweeps.types import ConfigError
 
 VERSION = f"grpo_sweeps {__version__}"

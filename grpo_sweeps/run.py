@@ -25,9 +25,9 @@ def main(argv: Sequence[str] | None = None, carry_out: Any = None) -> int:
     from omegaconf.errors import OmegaConfBaseException
     from yaml import YAMLError
 
+    from grpo_sweeps.say import say
     from grpo_sweeps.sweep.errors import explain
     from grpo_sweeps.sweep.launch import RunFailed, exit_code
-    from grpo_sweeps.sweep.say import say
 
     os.environ["HYDRA_FULL_ERROR"] = "1"  # Hydra then raises its errors to here instead of printing them and leaving
     if os.getcwd() not in sys.path:
@@ -66,10 +66,10 @@ def _run(argv: Sequence[str], carry_out: Any) -> int:
     """Give the command to Hydra. A sweep ends in the launcher plugin, a single run here, both in sweep/launch.py."""
     from hydra._internal.utils import _run_hydra
 
-    from grpo_sweeps.config.registration import register
+    from grpo_sweeps.paths import conf_dir
     from grpo_sweeps.sweep.command import parse
     from grpo_sweeps.sweep.launch import exit_code, launch, single
-    from grpo_sweeps.sweep.paths import conf_dir
+    from hydra_plugins.grpo_launcher.registration import register
 
     args, parser = parse(argv)
     register()

@@ -15,8 +15,8 @@ from pathlib import Path
 from typing import Any
 
 from grpo_sweeps import cli
+from grpo_sweeps.say import aligned, plain, say
 from grpo_sweeps.sweep.overview import Row, collect
-from grpo_sweeps.sweep.say import aligned, plain, say
 from grpo_sweeps.types import ConfigError
 
 HEADER = ("run", "state", "step", "s/step", "left", "reward", "eff. rank", "node", "job", "log")

@@ -7,8 +7,8 @@ from typing import Any
 from hydra import compose, initialize_config_dir
 
 from grpo_sweeps.config import RunConfig
-from grpo_sweeps.config.registration import register, version_base
-from grpo_sweeps.sweep.paths import conf_dir
+from grpo_sweeps.paths import conf_dir
+from hydra_plugins.grpo_launcher.registration import register, version_base
 
 
 def composed(*overrides: str) -> Any:

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pyarrow.parquet as pq
 
-from grpo_sweeps.spectra_records import spectral_metrics
+from grpo_sweeps.spectra.records import spectral_metrics
 from grpo_sweeps.tracking.local import LocalRecord
 from grpo_sweeps.tracking.status import RunStatus, write_status
 from grpo_sweeps.types import GroupRecord

@@ -13,7 +13,7 @@ from collections.abc import Sequence
 
 from grpo_sweeps import cli
 from grpo_sweeps.credit.options import CreditOptions
-from grpo_sweeps.sweep.say import say
+from grpo_sweeps.say import say
 from grpo_sweeps.types import ConfigError
 
 COMMAND = cli.named("credit", CreditOptions, __doc__ or "")

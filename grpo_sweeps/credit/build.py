@@ -28,15 +28,15 @@ from grpo_sweeps.credit.page import (
 from grpo_sweeps.credit.sampling import Plan, Sampled, choose, draw
 from grpo_sweeps.credit.shares import LEAST_CONTINUATIONS, Shares, shares
 from grpo_sweeps.engine.policy import resolve_device
+from grpo_sweeps.files import write_bytes
 from grpo_sweeps.loop.keep import FOLDER, Keeper
 from grpo_sweeps.loop.setup import Setup, prepare
+from grpo_sweeps.paths import sweep_folder, sweep_names
 from grpo_sweeps.report.drawing import render
 from grpo_sweeps.report.formats import csv
 from grpo_sweeps.report.manifest import public, versions
 from grpo_sweeps.sweep.execute import CONFIG_FILE
-from grpo_sweeps.sweep.paths import sweep_folder, sweep_names
 from grpo_sweeps.tracking import provenance
-from grpo_sweeps.tracking.atomic import write_bytes
 from grpo_sweeps.tracking.status import RecordError, RunStatus, read_status
 from grpo_sweeps.types import ConfigError, Problem
 

@@ -21,7 +21,7 @@ from matplotlib.ticker import MaxNLocator
 
 from grpo_sweeps.credit.sampling import Sampled
 from grpo_sweeps.credit.shares import Profile, Shares
-from grpo_sweeps.intervals import Interval
+from grpo_sweeps.maths.intervals import Interval
 from grpo_sweeps.report.drawing import DOTTED, Panel, Plot
 from grpo_sweeps.report.formats import number, with_interval
 from grpo_sweeps.report.page import inlined, visible_text

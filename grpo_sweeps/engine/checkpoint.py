@@ -26,7 +26,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from grpo_sweeps.tracking.atomic import TEMPORARY_PREFIX, fsync_directory
+from grpo_sweeps.files import TEMPORARY_PREFIX, fsync_directory
 
 FORMAT = 1
 STATE = "state.pt"

@@ -14,16 +14,17 @@ from dataclasses import replace
 import numpy as np
 import torch
 
-from grpo_sweeps import spectra, spectra_equal
+from grpo_sweeps import spectra
 from grpo_sweeps.engine.gram import GradientGram
 from grpo_sweeps.engine.gram.verify import set_aside
 from grpo_sweeps.engine.sampler import Rollout, same_as
 from grpo_sweeps.engine.widened import in_float32
-from grpo_sweeps.intervals import mean_interval
 from grpo_sweeps.loop.measured import measured_block
 from grpo_sweeps.loop.scoring import row_sums
 from grpo_sweeps.loop.setup import Setup, micro_batch_rows
 from grpo_sweeps.loop.verification import LARGE_MODEL
+from grpo_sweeps.maths.intervals import mean_interval
+from grpo_sweeps.spectra.equal import merged
 
 QUANTITIES = {
     "effective_rank": spectra.effective_rank,
@@ -104,8 +105,8 @@ def _metrics(
         differences = []
         for K, exact, w_SR, same_R in zip(own, wide, weights, texts, strict=True):
             same_SR = np.broadcast_to(same_R, w_SR.shape)
-            merged = (spectra_equal.merged(gram, w_SR, same_SR) for gram in (K, exact))
-            ours, theirs = (np.asarray(quantity(spectra.singular_values(*of))) for of in merged)
+            merged_both = (merged(gram, w_SR, same_SR) for gram in (K, exact))
+            ours, theirs = (np.asarray(quantity(spectra.singular_values(*of))) for of in merged_both)
             differences.append(ours / theirs - 1)
         interval = mean_interval([d.mean() for d in differences])
         largest = float(max(np.abs(d).max() for d in differences))

@@ -1,4 +1,4 @@
-"""Signal and noise (`grpo_sweeps.noise`) of a step's gradient, from its norm and the Grams of its groups."""
+"""Signal and noise (`grpo_sweeps.maths.noise`) of a step's gradient, from its norm and the Grams of its groups."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import numpy as np
 
 from grpo_sweeps.loop.schedule import due
 from grpo_sweeps.loop.setup import Setup
-from grpo_sweeps.noise import signal_and_noise
+from grpo_sweeps.maths.noise import signal_and_noise
 from grpo_sweeps.types import GroupRecord
 
 

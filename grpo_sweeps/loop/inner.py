@@ -45,7 +45,7 @@ from grpo_sweeps.loop.step import (
     rollouts_with_advantages,
     training_step,
 )
-from grpo_sweeps.objective import kl, kl_slope, surrogate
+from grpo_sweeps.maths.objective import kl, kl_slope, surrogate
 
 
 def take_step(setup: Setup, step: int) -> StepResult:

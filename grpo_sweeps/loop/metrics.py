@@ -11,7 +11,7 @@ import numpy as np
 import torch
 
 from grpo_sweeps.engine.sampler import Rollout
-from grpo_sweeps.spectra_records import spectral_metrics
+from grpo_sweeps.spectra.records import spectral_metrics
 from grpo_sweeps.types import GroupRecord
 
 if TYPE_CHECKING:

@@ -8,7 +8,7 @@ from torch import Tensor
 from grpo_sweeps.engine.sampler import Rollout
 from grpo_sweeps.loop.scoring import scored
 from grpo_sweeps.loop.setup import Setup
-from grpo_sweeps.objective import kl, kl_in_reward
+from grpo_sweeps.maths.objective import kl, kl_in_reward
 
 
 def less_kl(setup: Setup, rollouts: list[Rollout], rewards_GR: Tensor) -> tuple[Tensor, dict[str, float]]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from grpo_sweeps.objective import Surrogate
+from grpo_sweeps.maths.objective import Surrogate
 
 
 class RatioTally:

@@ -20,7 +20,7 @@ from grpo_sweeps.engine.optim import MasterAdamW
 from grpo_sweeps.engine.policy import Policy, load_policy, resolve_device
 from grpo_sweeps.engine.reference import Reference
 from grpo_sweeps.engine.sampler import row_seed
-from grpo_sweeps.noise import NoiseWindow
+from grpo_sweeps.maths.noise import NoiseWindow
 from grpo_sweeps.types import EstimatorFunction, Problem, RewardFunction, TaskData
 
 VERIFIED_ROWS = 4  # of the block that is verified before the first step

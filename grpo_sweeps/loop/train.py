@@ -15,10 +15,10 @@ from grpo_sweeps.loop.progress import RunProgress
 from grpo_sweeps.loop.schedule import due
 from grpo_sweeps.loop.setup import Setup, prepare
 from grpo_sweeps.loop.watch import Stopped, Watch
-from grpo_sweeps.symptoms import Course, known
 from grpo_sweeps.tracking.local import LocalRecord, read_metrics, read_status
 from grpo_sweeps.tracking.status import FILE_NAME as STATUS
 from grpo_sweeps.tracking.status import seconds_since_start
+from grpo_sweeps.tracking.symptoms import Course, known
 
 NOT_TRAINED_ON = ("resample/discarded_rollouts", "value/continuations")  # what a step draws beside its own rollouts
 

@@ -24,13 +24,13 @@ import pandas as pd
 from numpy.typing import NDArray
 from scipy import special
 
-from grpo_sweeps.intervals import t_quantile
+from grpo_sweeps.maths.intervals import t_quantile
+from grpo_sweeps.maths.ustatistics import best_group_size, error_by_rollouts, near_best, signal_of_mean
 from grpo_sweeps.report.finding import estimator_of, records_of
 from grpo_sweeps.report.query import Sweep
 from grpo_sweeps.report.rules import UNDECIDED
 from grpo_sweeps.report.unbiased import LEAST_R, UNBIASED
 from grpo_sweeps.spectra import Array
-from grpo_sweeps.ustatistics import best_group_size, error_by_rollouts, near_best, signal_of_mean
 
 KINDS = ("group mean", "leave-one-out")
 DECIDED = "decided"

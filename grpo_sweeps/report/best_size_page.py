@@ -8,12 +8,12 @@ from collections.abc import Callable
 import numpy as np
 from matplotlib.axes import Axes
 
+from grpo_sweeps.maths.ustatistics import error_by_rollouts, near_best
 from grpo_sweeps.report.best_size import DECIDED, BestSize, levels
 from grpo_sweeps.report.drawing import Panel, Plot, Style, arm_title, finish, styles
 from grpo_sweeps.report.finding import figures
 from grpo_sweeps.report.query import Sweep
 from grpo_sweeps.report.section import Section
-from grpo_sweeps.ustatistics import error_by_rollouts, near_best
 
 NAME = "best_size"
 WORDS = (

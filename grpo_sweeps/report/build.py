@@ -6,6 +6,7 @@ import json
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
+from grpo_sweeps.files import write_bytes
 from grpo_sweeps.report import table
 from grpo_sweeps.report.claims import Claim, claims_frame, claims_markdown, judge_claims
 from grpo_sweeps.report.commits import check_commits
@@ -23,7 +24,6 @@ from grpo_sweeps.report.page import render_page
 from grpo_sweeps.report.query import ReportError, Sweep, load_sweep
 from grpo_sweeps.report.updates import update_parts, update_steps
 from grpo_sweeps.report.wrong import wrong
-from grpo_sweeps.tracking.atomic import write_bytes
 
 CAPTION = (
     "Mean over mixed groups of the per-group value, with 95% intervals clustered by prompt and seed. Paper: Table 1 of "

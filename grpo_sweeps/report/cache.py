@@ -25,15 +25,16 @@ import pandas as pd
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from grpo_sweeps import precision, spectra, spectra_equal, spectra_floor, ustatistics
+from grpo_sweeps.files import write_with
+from grpo_sweeps.maths import ustatistics
 from grpo_sweeps.report import advantages, draws, measure, pairs, permutation, rows, unbiased
-from grpo_sweeps.tracking.atomic import write_with
+from grpo_sweeps.spectra import equal, floor, ranks
 
 FOLDER = ".cache"
 SUFFIX = ".rows.parquet"
 KEY = b"grpo_sweeps"
 MADE_BY = (
-    precision, spectra, spectra_equal, spectra_floor, ustatistics,
+    ranks, equal, floor, ustatistics,
     advantages, measure, pairs, permutation, draws, unbiased, rows,
 )  # fmt: skip
 

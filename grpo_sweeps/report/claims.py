@@ -22,7 +22,7 @@ from dataclasses import replace
 import numpy as np
 import pandas as pd
 
-from grpo_sweeps.intervals import Interval, bounded_interval, linked, share_over
+from grpo_sweeps.maths.intervals import Interval, bounded_interval, linked, share_over
 from grpo_sweeps.report import claims_advantages, rules
 from grpo_sweeps.report.claims_budget import budget_pairs, c11, extra_cells
 from grpo_sweeps.report.claims_gradient import c5, shuffled

@@ -7,7 +7,7 @@ import math
 import numpy as np
 import pandas as pd
 
-from grpo_sweeps.intervals import share_over
+from grpo_sweeps.maths.intervals import share_over
 from grpo_sweeps.report import rules
 from grpo_sweeps.report.advantages import TAILS
 from grpo_sweeps.report.finding import ERROR, UNKNOWN, Claim, Finding, figures, nothing

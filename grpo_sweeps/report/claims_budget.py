@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 import pandas as pd
 
-from grpo_sweeps.intervals import Interval, mean_interval
+from grpo_sweeps.maths.intervals import Interval, mean_interval
 from grpo_sweeps.report import rules
 from grpo_sweeps.report.finding import UNKNOWN, Claim, Finding, estimator_of
 from grpo_sweeps.report.formats import with_interval

@@ -8,7 +8,7 @@ import numpy as np
 import pandas as pd
 from scipy import special
 
-from grpo_sweeps.intervals import Interval, mean_over
+from grpo_sweeps.maths.intervals import Interval, mean_over
 from grpo_sweeps.report import rules
 from grpo_sweeps.report.finding import ERROR, UNKNOWN, Claim, Finding, figures, nothing, of
 from grpo_sweeps.report.formats import with_interval

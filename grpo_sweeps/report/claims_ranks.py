@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 import pandas as pd
 
-from grpo_sweeps.intervals import Interval
+from grpo_sweeps.maths.intervals import Interval
 from grpo_sweeps.report import rules
 from grpo_sweeps.report.formats import with_interval
 from grpo_sweeps.report.table import pooled

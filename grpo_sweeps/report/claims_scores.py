@@ -6,7 +6,7 @@ import math
 
 import pandas as pd
 
-from grpo_sweeps.intervals import Interval, mean_over
+from grpo_sweeps.maths.intervals import Interval, mean_over
 from grpo_sweeps.report import rules
 from grpo_sweeps.report.finding import ERROR, UNKNOWN, Claim, Finding, nothing, of
 from grpo_sweeps.report.rules import UNDECIDED, UNDEFINED

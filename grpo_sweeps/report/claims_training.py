@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pandas as pd
 
-from grpo_sweeps.intervals import Interval, paired_difference
+from grpo_sweeps.maths.intervals import Interval, paired_difference
 from grpo_sweeps.report import rules
 from grpo_sweeps.report.finding import Claim, Finding, nothing
 from grpo_sweeps.report.formats import with_interval

@@ -11,7 +11,7 @@ from __future__ import annotations
 import numpy as np
 import pandas as pd
 
-from grpo_sweeps.intervals import mean_interval
+from grpo_sweeps.maths.intervals import mean_interval
 from grpo_sweeps.report.query import Sweep
 
 METRICS = {

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 import numpy as np
 import pandas as pd
 
-from grpo_sweeps.intervals import Interval
+from grpo_sweeps.maths.intervals import Interval
 from grpo_sweeps.report import rules
 from grpo_sweeps.report.query import Sweep
 

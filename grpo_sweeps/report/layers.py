@@ -11,7 +11,7 @@ from collections.abc import Iterable
 import numpy as np
 import pandas as pd
 
-from grpo_sweeps.intervals import Interval, mean_interval
+from grpo_sweeps.maths.intervals import Interval, mean_interval
 from grpo_sweeps.report.part_names import Part, order
 from grpo_sweeps.report.parts import Parts, run_parts
 from grpo_sweeps.report.query import Sweep

@@ -17,7 +17,7 @@ from dataclasses import dataclass
 import numpy as np
 import pandas as pd
 
-from grpo_sweeps.intervals import Interval
+from grpo_sweeps.maths.intervals import Interval
 from grpo_sweeps.report import rules
 from grpo_sweeps.report.finding import Claim, Finding, nothing
 from grpo_sweeps.report.formats import with_interval

@@ -10,7 +10,7 @@ import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.ticker import FixedLocator, NullLocator
 
-from grpo_sweeps.intervals import Interval
+from grpo_sweeps.maths.intervals import Interval
 from grpo_sweeps.report.drawing import DOTTED, Panel, Plot, Style, arm_cells, arm_title, finish, styles
 from grpo_sweeps.report.longitudinal import parts_of_change, third_of
 from grpo_sweeps.report.query import Sweep

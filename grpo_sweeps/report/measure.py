@@ -8,7 +8,7 @@ The matrices, by column prefix:
     "centred_"          G after its mean row is subtracted from every row
     "scores_centred_"   Psi after its mean row is subtracted
 
-Each from K averaged over equal texts, whose rows are made one (`spectra_equal`). How exactly K is known decides the
+Each from K averaged over equal texts, whose rows are made one (`spectra.equal`). How exactly K is known decides the
 numerical ranks and gives the columns `..._floor_low` and `..._floor_high` and `resolution`; it changes nothing else.
 
 A row's numbers depend on its own group and the run's seed alone, never on the groups beside it: what was measured of
@@ -27,8 +27,8 @@ from numpy.typing import NDArray
 from grpo_sweeps import spectra
 from grpo_sweeps.report.draws import RowNormals
 from grpo_sweeps.spectra import Array
-from grpo_sweeps.spectra_equal import Labels, averaged, distinct_rows, merged_weights, same_rows_of_the_loss
-from grpo_sweeps.spectra_floor import energy_intervals, interval_of
+from grpo_sweeps.spectra.equal import Labels, averaged, distinct_rows, merged_weights, same_rows_of_the_loss
+from grpo_sweeps.spectra.floor import energy_intervals, interval_of
 
 QUANTITIES = {
     "effective_rank": spectra.effective_rank,
@@ -70,7 +70,7 @@ SPECTRAL = (
 class Groups:
     """N measured groups of one R, all of them with Grams of the scores or all of the rows of the loss (`scores`).
 
-    binary: all rewards are 0 or 1. floor: how exactly each K is known (`spectra_records.own_precision`). same: for each
+    binary: all rewards are 0 or 1. floor: how exactly each K is known (`spectra.records.own_precision`). same: for each
     rollout the first of its group with the same text.
     """
 

@@ -21,8 +21,8 @@ import numpy as np
 from grpo_sweeps import spectra
 from grpo_sweeps.report.part_names import ALL, Part, parts_of
 from grpo_sweeps.spectra import Array
-from grpo_sweeps.spectra_equal import merged
-from grpo_sweeps.spectra_records import own_precision, same_rows
+from grpo_sweeps.spectra.equal import merged
+from grpo_sweeps.spectra.records import own_precision, same_rows
 from grpo_sweeps.types import GroupRecord
 
 

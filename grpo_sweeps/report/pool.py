@@ -28,11 +28,11 @@ import pandas as pd
 from numpy.typing import NDArray
 
 from grpo_sweeps import spectra
+from grpo_sweeps.maths.ustatistics import signal, square_by_size
 from grpo_sweeps.report.query import Sweep
 from grpo_sweeps.spectra import Array
-from grpo_sweeps.spectra_equal import Labels, first_equal, merged
-from grpo_sweeps.spectra_records import same_rows
-from grpo_sweeps.ustatistics import signal, square_by_size
+from grpo_sweeps.spectra.equal import Labels, first_equal, merged
+from grpo_sweeps.spectra.records import same_rows
 
 ESTIMATORS = ("group mean", "leave-one-out", "std")
 QUANTITIES = {

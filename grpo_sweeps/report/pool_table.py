@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from grpo_sweeps.intervals import Clusters, Interval, mean_over
+from grpo_sweeps.maths.intervals import Clusters, Interval, mean_over
 from grpo_sweeps.report.best_size import KINDS, MIN_STEPS, BestSize, drawn, levels, plain_step, step_sums
 from grpo_sweeps.report.finding import records_of
 from grpo_sweeps.report.pool import (

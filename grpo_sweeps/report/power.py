@@ -2,7 +2,7 @@
 
 A mean over n independent prompts of standard deviation s has the 95% interval +- t s / sqrt(n), t of n - 1 degrees of
 freedom. s is measured: with V the cluster-robust variance of the mean over the P prompts of a record
-(`grpo_sweeps.intervals`), s = sqrt(P V), whatever number of groups each prompt has. For R*, which is no mean, the
+(`grpo_sweeps.maths.intervals`), s = sqrt(P V), whatever number of groups each prompt has. For R*, which is no mean, the
 units are steps, and s follows from its bootstrap interval: halving an interval takes four times the steps.
 
 What a further seed brings is not in it: where runs differ by more than their prompts do, only more seeds help.
@@ -16,7 +16,7 @@ from dataclasses import dataclass
 import numpy as np
 import pandas as pd
 
-from grpo_sweeps.intervals import Clusters, t_quantile
+from grpo_sweeps.maths.intervals import Clusters, t_quantile
 from grpo_sweeps.report.best_size import BestSize
 from grpo_sweeps.report.claims_gradient import slope_moves
 from grpo_sweeps.report.finding import records_of

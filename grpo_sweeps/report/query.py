@@ -21,13 +21,13 @@ import pandas as pd
 import yaml
 
 from grpo_sweeps.config import groups_a_step
-from grpo_sweeps.precision import EPS
 from grpo_sweeps.report.arms import Arms, find_arms
 from grpo_sweeps.report.cache import CacheUse, RowCache
 from grpo_sweeps.report.parts import Parts, run_parts
 from grpo_sweeps.report.records import Records
 from grpo_sweeps.report.rows import COLUMNS, KEYS
 from grpo_sweeps.report.segments import GroupRows
+from grpo_sweeps.spectra.floor import EPS
 from grpo_sweeps.tracking.local import (
     RecordError,
     RunStatus,

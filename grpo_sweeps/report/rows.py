@@ -15,14 +15,14 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 
-from grpo_sweeps.precision import coarsest, tolerance
 from grpo_sweeps.report.advantages import ADVANTAGES, advantage_columns
 from grpo_sweeps.report.measure import NULL_DRAWS, SPECTRAL, Groups, spectral
 from grpo_sweeps.report.pairs import PAIRS, pair_columns
 from grpo_sweeps.report.permutation import PERMUTED, permutation_columns
 from grpo_sweeps.report.unbiased import UNBIASED, unbiased_columns
 from grpo_sweeps.spectra import Array
-from grpo_sweeps.spectra_equal import Labels, same_as_by_cosine
+from grpo_sweeps.spectra.equal import Labels, same_as_by_cosine
+from grpo_sweeps.spectra.floor import coarsest, tolerance
 from grpo_sweeps.tracking.status import RecordError
 
 KEYS = ["step", "prompt_id", "group"]  # name a group within its run

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from grpo_sweeps.intervals import Interval
+from grpo_sweeps.maths.intervals import Interval
 
 HOLDS = "holds in these runs"
 CONTRADICTED = "contradicted by these runs"

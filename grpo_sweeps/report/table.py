@@ -2,7 +2,7 @@
 
 A pooled value is the mean, over the measured mixed groups of an arm and R, of the per-group value; all-equal groups
 have no gradient and are counted, never averaged as 0. Intervals are 95%, clustered by prompt and by seed
-(`intervals`).
+(`maths.intervals`).
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import numpy as np
 import pandas as pd
 
-from grpo_sweeps.intervals import Clusters, Interval, mean_interval, mean_over, paired_difference
+from grpo_sweeps.maths.intervals import Clusters, Interval, mean_interval, mean_over, paired_difference
 from grpo_sweeps.report.measure import MATRICES, OTHER_NULLS, OTHERS, QUANTITIES, WITH_FLOOR
 from grpo_sweeps.report.query import Sweep
 from grpo_sweeps.spectra import null_effective_rank

@@ -1,10 +1,10 @@
-"""Measured groups -> unbiased estimates of what decides the best group size (`grpo_sweeps.ustatistics`)."""
+"""Measured groups -> unbiased estimates of what decides the best group size (`grpo_sweeps.maths.ustatistics`)."""
 
 from __future__ import annotations
 
 import numpy as np
 
-from grpo_sweeps import ustatistics
+from grpo_sweeps.maths import ustatistics
 from grpo_sweeps.report.measure import Groups
 from grpo_sweeps.spectra import Array
 

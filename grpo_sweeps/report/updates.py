@@ -12,7 +12,7 @@ import math
 import numpy as np
 import pandas as pd
 
-from grpo_sweeps.intervals import Interval, mean_interval
+from grpo_sweeps.maths.intervals import Interval, mean_interval
 from grpo_sweeps.report.formats import number, with_interval
 from grpo_sweeps.report.part_names import ALL, Part, order, parts_of
 from grpo_sweeps.report.query import Sweep

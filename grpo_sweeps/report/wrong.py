@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from grpo_sweeps.report.query import Sweep
-from grpo_sweeps.symptoms import known, symptoms
+from grpo_sweeps.tracking.symptoms import known, symptoms
 
 GOING_ON = ("running", "queued")
 LONGEST = 300  # characters of a failed run's reason

@@ -27,8 +27,8 @@ from grpo_sweeps.exact import (
     row_log_probs,
     step_moments,
 )
+from grpo_sweeps.maths.ustatistics import best_group_size, error_by_rollouts
 from grpo_sweeps.science.claim import EXACT, ExactClaim, Prompt, relative, worst
-from grpo_sweeps.ustatistics import best_group_size, error_by_rollouts
 
 Estimator = Callable[[torch.Tensor], torch.Tensor]
 

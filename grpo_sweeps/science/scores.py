@@ -13,7 +13,7 @@ from grpo_sweeps.report.feasibility import cell_range
 from grpo_sweeps.report.rules import ABOUT_TWO, MARGIN
 from grpo_sweeps.report.table import PAPER_TABLE1
 from grpo_sweeps.science.claim import EXACT, Estimate, ExactClaim, Prompt, agreement, relative, worst
-from grpo_sweeps.spectra_equal import distinct_rows, first_equal
+from grpo_sweeps.spectra.equal import distinct_rows, first_equal
 
 
 def mixed_groups(o: Prompt, R: int, groups: int, rng: np.random.Generator) -> tuple[np.ndarray, np.ndarray, np.ndarray]:

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from grpo_sweeps.cli import VERSION
-from grpo_sweeps.sweep.paths import conf_dir
+from grpo_sweeps.paths import conf_dir
 from grpo_sweeps.types import ConfigError
 
 PROGRAM = "python -m grpo_sweeps.run"

@@ -13,12 +13,12 @@ from pathlib import Path
 from typing import Any
 
 from grpo_sweeps.config import RunConfig, to_mapping
+from grpo_sweeps.files import write_text
+from grpo_sweeps.say import say
 from grpo_sweeps.sweep.identity import identity
 from grpo_sweeps.sweep.ledger import status_or_none
-from grpo_sweeps.sweep.say import say
 from grpo_sweeps.sweep.signals import Stops
 from grpo_sweeps.tracking import provenance
-from grpo_sweeps.tracking.atomic import write_text
 from grpo_sweeps.tracking.locks import LOCK_FILE, Mine, NotOurs, only_writer
 from grpo_sweeps.tracking.status import ENDED, RunStatus, StatusWriter, process_started
 from grpo_sweeps.types import ConfigError

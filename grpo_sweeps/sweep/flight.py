@@ -20,14 +20,15 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+from grpo_sweeps import paths
 from grpo_sweeps.config import RunConfig, TrackingConfig, to_mapping
-from grpo_sweeps.sweep import paths, preflight
+from grpo_sweeps.say import aligned, count, plain, say
+from grpo_sweeps.sweep import preflight
 from grpo_sweeps.sweep.execute import LOG_FILE, RunResult, Signals, execute
 from grpo_sweeps.sweep.ledger import status_or_none
 from grpo_sweeps.sweep.plan import Plan, PlannedRun, gpus_of
-from grpo_sweeps.sweep.say import aligned, count, plain, say
-from grpo_sweeps.symptoms import NAMED, known, percent, symptoms
 from grpo_sweeps.tracking.status import seconds_since_start
+from grpo_sweeps.tracking.symptoms import NAMED, known, percent, symptoms
 from grpo_sweeps.types import ConfigError, GroupRecord
 
 COMPARED = 16  # groups of the first step whose spectra are taken in float32 as well
@@ -324,7 +325,7 @@ def _mean(rows: Sequence[Mapping[str, float]], name: str) -> float:
 
 def _reward(flight: Flight) -> str:
     """The mean over the first step's rollouts, with an interval that goes by prompts."""
-    from grpo_sweeps.intervals import mean_interval, share_interval  # scipy: a refused command answers without it
+    from grpo_sweeps.maths.intervals import mean_interval, share_interval  # scipy: a refused command answers without it
 
     first = [group for group in flight.groups if group.step == 0]
     rewards = [reward for group in first for reward in group.rewards]

@@ -19,16 +19,17 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from grpo_sweeps import paths
 from grpo_sweeps.config import RunConfig, flatten, shown, to_mapping
 from grpo_sweeps.config.checks import check, check_device, check_functions, check_launch, check_tasks
-from grpo_sweeps.sweep import paths, preflight
+from grpo_sweeps.say import count, say
+from grpo_sweeps.sweep import preflight
 from grpo_sweeps.sweep.command import command_of
 from grpo_sweeps.sweep.execute import RunResult, Signals, execute
 from grpo_sweeps.sweep.identity import display_names, identity, is_irrelevant
 from grpo_sweeps.sweep.ledger import Decision, status_or_none
 from grpo_sweeps.sweep.opening import Opening
 from grpo_sweeps.sweep.plan import Plan, PlannedRun, grid
-from grpo_sweeps.sweep.say import count, say
 from grpo_sweeps.tracking import provenance
 from grpo_sweeps.tracking.tracker import BUILT_IN, load
 from grpo_sweeps.types import ConfigError

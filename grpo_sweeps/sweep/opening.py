@@ -17,11 +17,11 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
+from grpo_sweeps.files import write_text
 from grpo_sweeps.sweep.execute import CONFIG_FILE, as_yaml
 from grpo_sweeps.sweep.ledger import set_aside, status_or_none
 from grpo_sweeps.sweep.plan import Plan, PlannedRun
 from grpo_sweeps.tracking import provenance
-from grpo_sweeps.tracking.atomic import write_text
 from grpo_sweeps.tracking.locks import locked
 from grpo_sweeps.tracking.status import FILE_NAME, RunStatus, process_started, write_status
 from grpo_sweeps.types import ConfigError

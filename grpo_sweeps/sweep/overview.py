@@ -11,9 +11,9 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+from grpo_sweeps.paths import sweep_folder, sweep_names
 from grpo_sweeps.sweep.execute import LOG_FILE
 from grpo_sweeps.sweep.ledger import ask_queue, job_of, where_alive
-from grpo_sweeps.sweep.paths import sweep_folder, sweep_names
 from grpo_sweeps.sweep.queue import noted_jobs
 from grpo_sweeps.tracking.lines import METRICS, RECOMPUTED, last_lines, step_seconds
 from grpo_sweeps.tracking.status import FILE_NAME as STATUS

@@ -16,9 +16,9 @@ from pathlib import Path
 from typing import Any
 
 from grpo_sweeps.config import RunConfig, to_mapping
+from grpo_sweeps.say import aligned, count
 from grpo_sweeps.sweep.execute import CONFIG_FILE
 from grpo_sweeps.sweep.ledger import Decision, ask_queue, decide, status_or_none
-from grpo_sweeps.sweep.say import aligned, count
 from grpo_sweeps.tracking import provenance
 from grpo_sweeps.tracking.lines import METRICS, last_lines, step_seconds
 

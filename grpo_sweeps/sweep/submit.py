@@ -24,6 +24,7 @@ from typing import Any
 
 from grpo_sweeps.config import shown
 from grpo_sweeps.config.checks import NAME
+from grpo_sweeps.say import count, say
 from grpo_sweeps.sweep.execute import RunResult, result_of
 from grpo_sweeps.sweep.job import GRACE_S, RunJob
 from grpo_sweeps.sweep.launch import interruptible
@@ -32,7 +33,6 @@ from grpo_sweeps.sweep.opening import Opening
 from grpo_sweeps.sweep.plan import Plan, PlannedRun
 from grpo_sweeps.sweep.preflight import check_nodes
 from grpo_sweeps.sweep.queue import Answer, Queue, main_id, note_jobs
-from grpo_sweeps.sweep.say import count, say
 from grpo_sweeps.tracking.status import RunStatus, write_status
 from grpo_sweeps.tracking.tracker import load, shared
 from grpo_sweeps.types import ConfigError

@@ -5,7 +5,7 @@
     recompute        values that older versions logged, corrected
     status           status.json: where a run stands, and whether it still lives
     provenance       which code and which packages made it
-    atomic, locks    files that are whole or not there; one writer per run
+    locks            one writer per run
     tracker          what copies the record to another place, and how a configuration chooses it
     mirror           the process in which a tracker copies while runs go on, and `sync`
     mlflow_*         the tracker of `tracking=mlflow`: passes, one run's copy, the store

@@ -31,7 +31,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
-from grpo_sweeps.tracking.atomic import write_bytes, write_with
+from grpo_sweeps.files import write_bytes, write_with
 from grpo_sweeps.tracking.lines import number_from_json, number_to_json
 from grpo_sweeps.tracking.status import RecordError
 

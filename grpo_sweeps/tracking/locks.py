@@ -11,7 +11,7 @@ import uuid
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-from grpo_sweeps.tracking.atomic import write_text
+from grpo_sweeps.files import write_text
 from grpo_sweeps.tracking.status import RecordError, read_status
 
 LOCK_FILE, OWNER_FILE = ".lock", ".owner"

@@ -33,7 +33,7 @@ from typing import Any
 
 import pyarrow.parquet as pq
 
-from grpo_sweeps.tracking.atomic import write_text
+from grpo_sweeps.files import write_text
 from grpo_sweeps.tracking.lines import METRICS, RECOMPUTED, growing, left_out, number_from_json, parse_lines
 from grpo_sweeps.tracking.local import CONFIG, read_config, record_tables
 from grpo_sweeps.tracking.mlflow_store import PARAM_LIMIT, Point, Store, clean_key, stored_value

@@ -26,7 +26,7 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
-from grpo_sweeps.tracking.atomic import write_text
+from grpo_sweeps.files import write_text
 
 PACKAGES = (
     "grpo_sweeps",

@@ -17,8 +17,8 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from grpo_sweeps.precision import EPS
-from grpo_sweeps.spectra_records import is_older, spectral_metrics
+from grpo_sweeps.spectra.floor import EPS
+from grpo_sweeps.spectra.records import is_older, spectral_metrics
 from grpo_sweeps.tracking.journal import LineFile
 from grpo_sweeps.tracking.lines import METRICS, RECOMPUTED, number_to_json
 from grpo_sweeps.tracking.local import lacks_same_as, read_config, read_metrics, read_undamaged_groups

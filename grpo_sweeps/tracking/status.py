@@ -12,7 +12,7 @@ from dataclasses import asdict, dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any, Literal, get_args
 
-from grpo_sweeps.tracking.atomic import write_text
+from grpo_sweeps.files import write_text
 from grpo_sweeps.tracking.lines import is_whole
 
 State = Literal["queued", "running", "finished", "failed", "interrupted"]

@@ -91,7 +91,7 @@ class SweeperConf:
 
 def store_launchers() -> None:
     """Store the defaults under the launchers' own names. Called after Hydra's plugin scan: see
-    grpo_sweeps.config.registration."""
+    hydra_plugins.grpo_launcher.registration."""
     store_config("basic", BasicConf, "hydra/launcher")
     for name, node in (("submitit_local", LocalConf), ("submitit_slurm", SlurmConf)):
         store_config(name, with_local_values(node, name), "hydra/launcher")

@@ -11,8 +11,8 @@ import yaml
 
 from grpo_sweeps.config import RunConfig, to_mapping
 from grpo_sweeps.config.checks import check, check_functions
+from grpo_sweeps.paths import data_root, sweep_files
 from grpo_sweeps.sweep.identity import identity
-from grpo_sweeps.sweep.paths import data_root, sweep_files
 from tests.composing import composed
 
 ROOT = Path(__file__).resolve().parents[2]

@@ -21,7 +21,7 @@ PROGRAM = """
 import json, hydra
 from grpo_sweeps.config import to_mapping
 from grpo_sweeps.sweep.identity import identity
-from grpo_sweeps.sweep.paths import conf_dir, sweep_files
+from grpo_sweeps.paths import conf_dir, sweep_files
 from tests.composing import composed, run_config
 groups = ("model", "task", "reward", "estimator", "objective", "rollout", "analysis", "trainer", "tracking")
 files = [path for group in groups for path in sorted((conf_dir() / group).glob("*.yaml")) if path.stem != "custom"]

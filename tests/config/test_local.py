@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 import yaml
 
+from grpo_sweeps import paths
 from grpo_sweeps.run import main
-from grpo_sweeps.sweep import paths
 from grpo_sweeps.sweep.identity import identity
 from tests.composing import composed, run_config
 

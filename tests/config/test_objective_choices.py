@@ -88,7 +88,7 @@ def test_the_page_names_every_key_and_value() -> None:
 
 
 def test_the_lists_of_the_checks_are_those_of_the_functions() -> None:
-    from grpo_sweeps import objective
+    from grpo_sweeps.maths import objective
 
     assert objective.RATIOS == RATIOS and objective.KL_ESTIMATORS == KL_ESTIMATORS
 

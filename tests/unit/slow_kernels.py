@@ -1,4 +1,4 @@
-"""The slow way to `grpo_sweeps.ustatistics`: the kernels, over every choice of distinct rollouts."""
+"""The slow way to `grpo_sweeps.maths.ustatistics`: the kernels, over every choice of distinct rollouts."""
 
 from __future__ import annotations
 

@@ -25,49 +25,36 @@ LEAVES = {
     "types",
     "estimators",
     "spectra",
-    "spectra_floor",
-    "precision",
-    "ustatistics",
-    "noise",
-    "intervals",
+    "maths",
     "tasks",
     "rewards",
     "models",
-    "objective",
 }
+GROUND = {"types", "say", "files", "paths"}
 # What each part may import from the package, itself aside. Entry points may import everything.
 MAY_IMPORT = {
     "types": set(),
-    "cli": {"types"},
+    "say": set(),
+    "files": set(),
+    "paths": {"types"},
+    "cli": {"types", "say"},
     "estimators": {"types"},
-    "objective": {"types"},
-    "spectra": {"types", "precision"},
-    "intervals": {"types", "spectra"},
-    "spectra_floor": {"types", "spectra"},
-    "precision": set(),
-    "ustatistics": {"types"},
-    "noise": {"types"},
+    "spectra": {"types"},
+    "maths": {"types", "spectra"},
     "rewards": {"types"},
     "tasks": {"types", "rewards"},
     "models": {"types"},
-    "config": {"types"},
-    "symptoms": {"types", "config"},
-    "engine": {*LEAVES, "config"},
-    "tracking": {*LEAVES, "config"},
-    "loop": {*LEAVES, "config", "engine", "tracking", "symptoms"},
+    "config": {"types", "paths"},
+    "engine": {*LEAVES, "config", "files"},
+    "tracking": {*LEAVES, "config", "files"},
+    "loop": {*LEAVES, "config", "engine", "tracking"},
     "exact": {"types", "estimators", "spectra"},
-    "science": {*LEAVES, "cli", "config", "exact", "engine", "report"},
-    "credit": {*LEAVES, "cli", "config", "engine", "loop", "tracking", "sweep", "report"},
-    "benchmarks": {*LEAVES, "cli", "config", "engine", "loop", "tracking"},
-    "sweep": {*LEAVES, "cli", "config", "tracking", "loop", "symptoms"},
-    "report": {*LEAVES, "config", "tracking", "sweep", "symptoms"},
-    "hydra_plugins": {*LEAVES, "config", "tracking", "sweep"},
-}
-# Modules of the standard library's weight that a part further in may use as well.
-UTILITIES = {
-    "cli": "grpo_sweeps.sweep.say",
-    "config": "grpo_sweeps.sweep.paths",
-    "engine": "grpo_sweeps.tracking.atomic",
+    "science": {*LEAVES, *GROUND, "cli", "config", "exact", "engine", "report"},
+    "credit": {*LEAVES, *GROUND, "cli", "config", "engine", "loop", "tracking", "sweep", "report"},
+    "benchmarks": {*LEAVES, *GROUND, "cli", "config", "engine", "loop", "tracking"},
+    "sweep": {*LEAVES, *GROUND, "cli", "config", "tracking", "loop"},
+    "report": {*LEAVES, *GROUND, "config", "tracking", "sweep"},
+    "hydra_plugins": {*LEAVES, *GROUND, "config", "tracking", "sweep"},
 }
 HYDRA = {"hydra", "omegaconf", "submitit"}
 HEAVY = ("torch", "transformers", "datasets", "mlflow")
@@ -223,8 +210,7 @@ def test_imports_point_inwards() -> None:
         if target in MAY_IMPORT or target in ENTRY_POINTS:  # anything else is a name in the package's __init__
             allowed = MAY_IMPORT.get(part)
             assert allowed is not None, f"{found.file} belongs to no known part: give it a line in MAY_IMPORT"
-            utility = part in UTILITIES and f"{found.module}.".startswith(f"{UTILITIES[part]}.")
-            if target != part and target not in allowed and not utility:
+            if target != part and target not in allowed:
                 wrong.append(found)
     assert not wrong, complain(wrong)
 
@@ -249,10 +235,10 @@ def test_no_module_imports_itself_by_way_of_others() -> None:
     assert not found, "\n".join(" <-> ".join(sorted(one)) for one in found)
 
 
-@pytest.mark.parametrize("utility", UTILITIES.values())
-def test_utilities_are_light(utility: str) -> None:
-    path = ROOT / f"{utility.replace('.', '/')}.py"
-    allowed = {*sys.stdlib_module_names, "grpo_sweeps", "yaml"}
+@pytest.mark.parametrize("name", sorted(GROUND))
+def test_the_ground_floor_is_light(name: str) -> None:
+    path = PACKAGE / f"{name}.py"
+    allowed = {*sys.stdlib_module_names, "grpo_sweeps", "yaml", "numpy"}
     wrong = [
         found
         for found in imports(path, tree_of(path))
@@ -291,13 +277,13 @@ def test_hydra_stays_in_configuration_sweep_and_entry_points() -> None:
 
 
 def test_the_typed_configuration_is_read_without_hydra() -> None:
-    """Of config/ only `registration` imports Hydra, and OmegaConf is imported where a composed config comes in."""
+    """config/ knows no Hydra, and imports OmegaConf where a composed config comes in."""
     wrong = [
         found
         for found in ALL_IMPORTS
         if part_of(found.file) == "config"
         and found.module.split(".")[0] in HYDRA
-        and (found.top_level or (found.module.startswith("hydra") and found.file.stem != "registration"))
+        and (found.top_level or found.module.startswith("hydra"))
     ]
     assert not wrong, complain(wrong)
 
@@ -332,7 +318,7 @@ def test_the_plugin_namespace_stays_open_to_others() -> None:
 
 
 def test_light_modules_load_neither_torch_nor_mlflow() -> None:
-    names = ("types", "config", "config.checks", "config.functions", "config.registration", "cli", "status", "cancel")
+    names = ("types", "config", "config.checks", "config.functions", "cli", "status", "cancel")
     names += ("run", "report.query")
     modules = ["grpo_sweeps", *(f"grpo_sweeps.{name}" for name in names)]
     program = (

@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from grpo_sweeps import intervals
-from grpo_sweeps.intervals import Interval, bounded_interval, mean_interval, paired_difference, share_interval
+from grpo_sweeps.maths import intervals
+from grpo_sweeps.maths.intervals import Interval, bounded_interval, mean_interval, paired_difference, share_interval
 
 
 def clustered(rng, seeds=4, prompts=30, per_seed=40, seed_sd=0.0, prompt_sd=1.0, noise=0.5):

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from grpo_sweeps.exact import SoftmaxPolicy, binary, several_prompts
-from grpo_sweeps.noise import WINDOW, NoiseWindow, signal_and_noise
+from grpo_sweeps.maths.noise import WINDOW, NoiseWindow, signal_and_noise
 
 METRICS = ("gradient/snr", "gradient/noise_scale")
 

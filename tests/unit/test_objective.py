@@ -8,7 +8,7 @@ from torch import Tensor
 
 from grpo_sweeps.exact import SoftmaxPolicy, binary, enumerate_policy
 from grpo_sweeps.exact.enumeration import from_here_on
-from grpo_sweeps.objective import KL_ESTIMATORS, RATIOS, kl, kl_in_reward, kl_slope, surrogate
+from grpo_sweeps.maths.objective import KL_ESTIMATORS, RATIOS, kl, kl_in_reward, kl_slope, surrogate
 
 EXACT = 1e-10
 B, T = 40, 5

@@ -17,16 +17,15 @@ import pyarrow.parquet as pq
 import pytest
 import yaml
 
-from grpo_sweeps.precision import tolerance
 from grpo_sweeps.report import rules
 from grpo_sweeps.report.build import build
 from grpo_sweeps.report.claims import rank_of_few
 from grpo_sweeps.report.query import load_sweep
 from grpo_sweeps.report.table import pooled, usable_groups
 from grpo_sweeps.spectra import effective_rank, eigenvalue_error, eigenvalues, summary
-from grpo_sweeps.spectra_equal import same_as_by_cosine
-from grpo_sweeps.spectra_floor import floor_interval
-from grpo_sweeps.spectra_records import is_older, own_precision, spectral_metrics
+from grpo_sweeps.spectra.equal import same_as_by_cosine
+from grpo_sweeps.spectra.floor import floor_interval, tolerance
+from grpo_sweeps.spectra.records import is_older, own_precision, spectral_metrics
 from grpo_sweeps.tracking.local import LocalRecord, read_groups
 from grpo_sweeps.tracking.status import RunStatus, write_status
 from grpo_sweeps.types import GroupRecord

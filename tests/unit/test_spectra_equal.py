@@ -17,7 +17,7 @@ from grpo_sweeps.spectra import (
     summary,
     unit_rows,
 )
-from grpo_sweeps.spectra_equal import (
+from grpo_sweeps.spectra.equal import (
     averaged,
     centred_rank_bound,
     distinct_rows,

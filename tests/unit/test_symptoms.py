@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from grpo_sweeps.symptoms import LEAST, Course, known, percent, symptoms
+from grpo_sweeps.tracking.symptoms import LEAST, Course, known, percent, symptoms
 
 CONFIG: dict[str, Any] = {
     "R": 4, "trainer": {"prompts": 8, "lr": 1e-6}, "rollout": {"max_new_tokens": 256, "temperature": 1.0},

@@ -7,8 +7,8 @@ import itertools
 import numpy as np
 import pytest
 
-from grpo_sweeps import ustatistics
 from grpo_sweeps.exact import SoftmaxPolicy, binary, enumerate_policy, graded, several_prompts
+from grpo_sweeps.maths import ustatistics
 from tests.unit.slow_kernels import by_kernels
 
 

@@ -7,7 +7,7 @@ from collections.abc import Iterable
 import torch
 from torch import nn
 
-from grpo_sweeps.precision import tolerance
+from grpo_sweeps.spectra.floor import tolerance
 
 
 def widest_eps(parameters: Iterable[nn.Parameter]) -> torch.dtype:
@@ -19,5 +19,5 @@ def widest_eps(parameters: Iterable[nn.Parameter]) -> torch.dtype:
 
 
 def tolerance_of(dtype: torch.dtype) -> float:
-    """`grpo_sweeps.precision.tolerance`: allowed miss of w'Kw against the squared gradient norm."""
+    """`grpo_sweeps.spectra.floor.tolerance`: allowed miss of w'Kw against the squared gradient norm."""
     return tolerance(str(dtype).removeprefix("torch."))

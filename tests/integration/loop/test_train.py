@@ -15,8 +15,8 @@ from grpo_sweeps.config import RunConfig
 from grpo_sweeps.loop import keep
 from grpo_sweeps.loop.train import train
 from grpo_sweeps.loop.watch import Stopped, Watch
-from grpo_sweeps.symptoms import NAMED
 from grpo_sweeps.tracking.local import read_completions, read_evals, read_groups, read_metrics
+from grpo_sweeps.tracking.symptoms import NAMED
 from tests.unit.loop.cut_runs import Interrupted, train_until, without_clock
 
 pytestmark = pytest.mark.integration

@@ -9,7 +9,7 @@ import pytest
 
 from grpo_sweeps.credit.shares import Starts, Values, by_prompt, over_prompts, overlaps, ratios, root_ratio, shares
 from grpo_sweeps.exact import Enumeration, SoftmaxPolicy, binary, several_prompts
-from grpo_sweeps.intervals import mean_interval
+from grpo_sweeps.maths.intervals import mean_interval
 from grpo_sweeps.science import credit
 from tests.unit.credit.exact_values import drawn, together
 

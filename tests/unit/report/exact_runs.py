@@ -12,7 +12,7 @@ import yaml
 from grpo_sweeps.exact import Enumeration, SoftmaxPolicy, binary, enumerate_policy
 from grpo_sweeps.science.budget import Budget
 from grpo_sweeps.science.claim import Prompt
-from grpo_sweeps.spectra_equal import first_equal
+from grpo_sweeps.spectra.equal import first_equal
 from grpo_sweeps.tracking.local import LocalRecord
 from grpo_sweeps.types import GroupRecord
 from tests.unit.report.conftest import config_of

@@ -9,7 +9,7 @@ import numpy as np
 
 from grpo_sweeps.report.advantages import TAILS
 from grpo_sweeps.report.unbiased import UNBIASED
-from grpo_sweeps.spectra_records import own_precision
+from grpo_sweeps.spectra.records import own_precision
 from grpo_sweeps.types import GroupRecord
 from tests.unit.slow_kernels import by_kernels
 

@@ -20,9 +20,9 @@ from grpo_sweeps.report.measure import (
 )
 from grpo_sweeps.report.rows import ADVANTAGES, MEASURED, PLAIN
 from grpo_sweeps.spectra import Array
-from grpo_sweeps.spectra_equal import merged
-from grpo_sweeps.spectra_floor import floor_interval
-from grpo_sweeps.spectra_records import own_precision, same_rows, same_texts
+from grpo_sweeps.spectra.equal import merged
+from grpo_sweeps.spectra.floor import floor_interval
+from grpo_sweeps.spectra.records import own_precision, same_rows, same_texts
 from grpo_sweeps.types import GroupRecord
 from tests.unit.report.slow_pairs import DTYPE, advantages, pairs_and_shuffles
 

@@ -7,7 +7,7 @@ import dataclasses
 import numpy as np
 import pytest
 
-from grpo_sweeps.intervals import Interval
+from grpo_sweeps.maths.intervals import Interval
 from grpo_sweeps.report import rules
 from grpo_sweeps.report.__main__ import main
 from grpo_sweeps.report.claims import error_lines, judge_claims

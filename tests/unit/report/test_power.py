@@ -9,7 +9,7 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from grpo_sweeps.intervals import mean_interval, t_quantile
+from grpo_sweeps.maths.intervals import mean_interval, t_quantile
 from grpo_sweeps.report.best_size import best_sizes
 from grpo_sweeps.report.claims_gradient import slope
 from grpo_sweeps.report.power import Need, needs, power_section, power_table, spread_of, units_needed

@@ -9,7 +9,7 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from grpo_sweeps.intervals import Clusters, mean_interval, mean_over
+from grpo_sweeps.maths.intervals import Clusters, mean_interval, mean_over
 from grpo_sweeps.report import cache
 from grpo_sweeps.report.build import build
 from grpo_sweeps.report.feasibility import effective_rank_range, effective_rank_ranges

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from grpo_sweeps.tracking import atomic
+from grpo_sweeps import files
 from grpo_sweeps.tracking.status import (
     STALE_AFTER,
     RecordError,
@@ -137,18 +137,18 @@ def test_the_last_step_is_written_on_leaving(tmp_path: Path) -> None:
 
 def test_a_write_that_fails_leaves_the_old_file_and_no_litter(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = tmp_path / "file"
-    atomic.write_text(path, "old")
+    files.write_text(path, "old")
 
     def full(*_: object) -> None:
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr(os, "fsync", full)
     with pytest.raises(OSError, match="No space"):
-        atomic.write_text(path, "new")
+        files.write_text(path, "new")
     assert path.read_text() == "old" and [p.name for p in tmp_path.iterdir()] == ["file"]
 
 
 def test_files_have_the_mode_that_the_umask_allows(tmp_path: Path) -> None:
     (tmp_path / "plain").write_text("")
-    atomic.write_text(tmp_path / "file", "x")
+    files.write_text(tmp_path / "file", "x")
     assert (tmp_path / "file").stat().st_mode == (tmp_path / "plain").stat().st_mode

@@ -3,7 +3,7 @@
 Records that say which rollouts have the same tokens (`same_as`) say in `floor` how exactly their K is the Gram of the
 gradients that were applied. Older records do neither: rows of theirs count as equal by their cosine, and the `floor`
 that they hold, the training dtype against a wider copy of the model, says nothing about K's own sums. Every run checks
-w'Kw while it trains, within a tolerance of its dtype (`precision.tolerance`), which stands in for the precision of K.
+w'Kw while it trains, within a tolerance of its dtype (`floor.tolerance`), which stands in for the precision of K.
 """
 
 from __future__ import annotations
@@ -12,9 +12,9 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
-from grpo_sweeps.precision import coarsest, tolerance
-from grpo_sweeps.spectra import null_orthogonal, summary
-from grpo_sweeps.spectra_equal import Labels, same_as_by_cosine, same_rows_of_the_loss
+from grpo_sweeps.spectra.equal import Labels, same_as_by_cosine, same_rows_of_the_loss
+from grpo_sweeps.spectra.floor import coarsest, tolerance
+from grpo_sweeps.spectra.ranks import null_orthogonal, summary
 from grpo_sweeps.types import GroupRecord
 
 

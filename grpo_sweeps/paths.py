@@ -10,7 +10,7 @@ from pathlib import Path
 
 from grpo_sweeps.types import ConfigError
 
-PACKAGE = Path(__file__).resolve().parents[1]
+PACKAGE = Path(__file__).resolve().parent
 
 
 def data_root() -> Path:

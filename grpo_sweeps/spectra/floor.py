@@ -1,4 +1,5 @@
-"""What the ranks and the top-1 fraction could have been, given a Gram's own precision (see `spectra`)."""
+"""How exactly a run checks its own Grams, and what the ranks and the top-1 fraction could have been within a Gram's
+precision (see `spectra.ranks`). Needs no torch, so that a report can read it."""
 
 from __future__ import annotations
 
@@ -8,7 +9,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike
 
-from grpo_sweeps.spectra import (
+from grpo_sweeps.spectra.ranks import (
     Array,
     checked,
     effective_rank,
@@ -18,8 +19,34 @@ from grpo_sweeps.spectra import (
     weighted_gram,
 )
 
+EPS = {"float64": 2.0**-52, "float32": 2.0**-23, "float16": 2.0**-10, "bfloat16": 2.0**-7}
+
+# In machine epsilons. Seen: 1 (float64), 0.05 (float32), 0.004 (half types; the ghost form rounds the weighted
+# gradients once more).
+CHECK_FACTOR = {"float64": 1e4, "float32": 40.0, "float16": 2.0, "bfloat16": 0.5}
 FLOOR_BISECTIONS = 80
 """Halvings in `floor_interval`; each halves the bracket of the common level, so 80 reach float64's resolution."""
+
+
+def tolerance(dtype: str) -> float:
+    """Allowed miss of w'Kw against the squared norm of the gradient that was applied, relative to |w|'|K||w|.
+
+    Both are made from the same rows, so only the roundings of their sums (and of the gradient to its dtype) separate
+    them.
+
+    >>> tolerance("bfloat16")
+    0.00390625
+    """
+    return CHECK_FACTOR[dtype] * EPS[dtype]
+
+
+def coarsest() -> float:
+    """The largest `tolerance`: what is known where a run does not say its dtype.
+
+    >>> coarsest() == tolerance("bfloat16")
+    True
+    """
+    return max(map(tolerance, EPS))
 
 
 def _level_effective(s: Array) -> Array:

@@ -40,7 +40,7 @@ def register() -> None:
     from hydra import version
     from hydra.core.plugins import Plugins
 
-    from grpo_sweeps.sweep.paths import data_root, sweeps_help
+    from grpo_sweeps.paths import data_root, sweeps_help
 
     for base in version_base().values():
         version.setbase(base)

@@ -6,18 +6,18 @@ of the scores, K_ij = <psi_i, psi_j>, since G G' = diag(w) K diag(w). The singul
 roots of its eigenvalues.
 
 Shapes: `gram_RR` is (..., R, R) float64, `weights_R` (..., R), `values_R` (..., R) singular values; leading axes are
-a batch. Intervals of means over groups are in `intervals`.
+a batch. Intervals of means over groups are in `maths.intervals`.
 
 Nulls, weakest assumption last: orthogonal scores of equal norm (`null_effective_rank`, `null_orthogonal`), orthogonal
 scores with the measured norms (`null_measured_norms`), Gaussian scores with the group's own spectrum (`null_gaussian`).
 
 What a value is. Ranks, fractions and nulls come from the eigenvalues of diag(w) K diag(w) alone: those that rounding
-made negative are 0, and nothing else is altered. Rows of equal texts are made one first (`spectra_equal.merged`). For
+made negative are 0, and nothing else is altered. Rows of equal texts are made one first (`equal.merged`). For
 one matrix stable <= participation <= effective <= entropy always holds.
 
 Precision. `floor` says how exactly K is the Gram of the gradients that were applied: entry K_ij is taken to be known
 to +-floor * sqrt(K_ii K_jj). It decides the numerical rank, which may therefore lie below the other ranks, and gives
-the interval of a value (`spectra_floor`); it changes none. Two bounds on the eigenvalues of H = diag(w) K diag(w)
+the interval of a value (`floor`); it changes none. Two bounds on the eigenvalues of H = diag(w) K diag(w)
 follow, and the smaller counts (`eigenvalue_error`). Weyl: none is off by more than floor * tr H. Relative, for a graded
 matrix (Demmel and Veselic 1992): with A the Gram of the unit rows, none is off by more than the part R * floor /
 lambda_min(A) of itself; a row of small weight is known as well, relative to its size, as a row of large weight.
@@ -31,7 +31,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike
 
-from grpo_sweeps.spectra_equal import Array, centred_rank_bound, merged, merged_weights
+from grpo_sweeps.spectra.equal import Array, centred_rank_bound, merged, merged_weights
 
 ROUNDING_FLOOR = 2.0**-46
 """Least relative precision assumed of a float64 Gram: 64 units in the last place, for the sums behind its entries."""
@@ -114,7 +114,7 @@ def eigenvalue_error(gram_RR: ArrayLike, weights_R: ArrayLike | None = None, flo
 def centred_values(gram_RR: ArrayLike, weights_R: ArrayLike | None = None, same_as_R: ArrayLike | None = None) -> Array:
     """Singular values of the rows w_i psi_i less their mean, largest first and the last of them 0. Shape (..., R).
 
-    gram_RR: K, averaged over equal texts (`spectra_equal.averaged`) where `same_as_R` names them.
+    gram_RR: K, averaged over equal texts (`equal.averaged`) where `same_as_R` names them.
 
     >>> centred_values([[1.0, 0.0], [0.0, 1.0]]).round(12).tolist()
     [1.0, 0.0]
