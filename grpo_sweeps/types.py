@@ -15,13 +15,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Literal, Protocol
+from typing import Any, Literal, Protocol
 
 import numpy as np
+from numpy.typing import NDArray
 
-if TYPE_CHECKING:
-    from torch import Tensor
-
+Array = NDArray[np.float64]
 RowKind = Literal["scores", "loss"]
 
 
@@ -63,12 +62,13 @@ class RewardFunction(Protocol):
 
 
 class EstimatorFunction(Protocol):
-    """An estimator as a step calls it, made by `functions.load_estimator`: float64 in and out, a pure function.
+    """An estimator as a step calls it, made by `functions.load_estimator`: a pure function of float64 arrays.
 
-    The function behind it takes `rewards_GR` alone, or names a parameter `lengths_GR` ((G, R), tokens) as well.
+    The function behind it takes `rewards_GR` alone, or names a parameter `lengths_GR` ((G, R), tokens) as well. It may
+    be a user's own: what it returns is checked by the step.
     """
 
-    def __call__(self, rewards_GR: Tensor, lengths_GR: Tensor) -> Tensor: ...
+    def __call__(self, rewards_GR: Array, lengths_GR: Array) -> Any: ...
 
 
 TaskFunction = Callable[..., TaskData]

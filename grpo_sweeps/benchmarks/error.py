@@ -115,9 +115,9 @@ def row_budget(on: Tensor) -> int:
 
 def grpo_weights(R: int, length: int) -> np.ndarray:
     """A_i / length, (R,), where a quarter of the rollouts (at least one) have reward 1 and the others 0."""
-    rewards_GR = torch.zeros(1, R)
+    rewards_GR = np.zeros((1, R))
     rewards_GR[0, : max(1, R // 4)] = 1
-    return grpo(rewards_GR)[0].numpy() / length
+    return grpo(rewards_GR)[0] / length
 
 
 def errors(found: np.ndarray, exact: np.ndarray) -> dict[str, float]:

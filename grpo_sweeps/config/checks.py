@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from grpo_sweeps.config.schema import FunctionConfig, ModelConfig, RunConfig, flatten, shown, to_mapping
+from grpo_sweeps.estimators.declared import paths
 from grpo_sweeps.types import ConfigError, TaskData
 
 DTYPES = ("float32", "bfloat16", "float16", "float64")
@@ -33,14 +34,10 @@ REDO = (None, "failed", "stale", "all")
 RATIOS = ("none", "token", "sequence")
 KL_ESTIMATORS = ("k1", "k2", "k3")
 KL_PLACES = ("loss", "reward")
-# Estimators whose baseline is made of the other rollouts of the group: with one rollout their advantage is always 0.
-GROUP_BASELINES = (
-    *(f"grpo_sweeps.estimators.group.{name}" for name in ("grpo", "grpo_std", "rloo", "dr_grpo", "dapo", "opo")),
-    "grpo_sweeps.estimators.batch.reinforce_plus_plus_baseline",
-)
-# Estimators whose baseline is the step's mean: with one rollout in the whole step their advantage is always 0.
-STEP_BASELINES = tuple(f"grpo_sweeps.estimators.batch.{name}" for name in ("batch_mean", "reinforce_plus_plus"))
-NO_BASELINE = "grpo_sweeps.estimators.reinforce.reinforce"
+# With one rollout in the group, or in the whole step, the advantages of these are always 0.
+GROUP_BASELINES = paths(lambda one: one.least_R > 1)
+STEP_BASELINES = paths(lambda one: one.least_N > 1)
+NO_BASELINE = paths(lambda one: one.kind == "none")
 GSM8K = "grpo_sweeps.tasks.gsm8k.gsm8k"
 MOST_ROLLOUTS = 65_536  # per group, and groups per step: more is a typing error that fills the memory
 MOST_UPDATES = 1024  # per step, each over all rollouts of the step
@@ -349,7 +346,7 @@ def _check_objective(config: RunConfig) -> None:
     for key in ("gae_gamma", "gae_lambda"):
         if not 0 <= getattr(objective, key) <= 1:
             _fail(f"objective.{key}", getattr(objective, key), "a number from 0 to 1 is needed")
-    if objective.critic and config.estimator.target != NO_BASELINE:
+    if objective.critic and config.estimator.target not in NO_BASELINE:
         _fail("objective.critic", True, "the learned value is the baseline, so that estimator=reinforce is needed")
     _check_continuations(config)
     if objective.resample and config.R == 1:
@@ -370,7 +367,7 @@ def _check_continuations(config: RunConfig) -> None:
         return
     if objective.critic:
         _fail(key, count, "values come from continuations or from a critic, so that objective.critic=false is needed")
-    if config.estimator.target != NO_BASELINE:
+    if config.estimator.target not in NO_BASELINE:
         _fail(key, count, "the values are the baseline, so that estimator=reinforce is needed")
     if objective.value_every and objective.kl_in_reward:
         _fail(

@@ -6,38 +6,29 @@ import functools
 import importlib
 import inspect
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from grpo_sweeps.config.schema import FunctionConfig
-from grpo_sweeps.types import ConfigError, EstimatorFunction
-
-if TYPE_CHECKING:
-    from torch import Tensor
-
-LENGTHS = "lengths_GR"  # an estimator with a parameter of this name is given the completions' lengths
+from grpo_sweeps.estimators.foreign import LENGTHS, on_arrays, takes_lengths
+from grpo_sweeps.types import Array, ConfigError, EstimatorFunction
 
 
 def load_estimator(config: FunctionConfig) -> EstimatorFunction:
-    """The estimator that `config` names; it is given the lengths if it has a parameter for them.
+    """The estimator that `config` names, as a function of arrays; it is given the lengths if it has a parameter for
+    them.
 
     Raises:
         ConfigError: as for `load_function`.
     """
     function = load_function(config, "estimator", positional=1, offered=(LENGTHS,))
-    with_lengths = _names(function.func, LENGTHS)
+    with_lengths = takes_lengths(function.func)
+    called = on_arrays(function)
 
-    def estimator(rewards_GR: Tensor, lengths_GR: Tensor) -> Tensor:
+    def estimator(rewards_GR: Array, lengths_GR: Array) -> Any:
         given = {LENGTHS: lengths_GR} if with_lengths else {}
-        return function(rewards_GR, **given)  # type: ignore[no-any-return]
+        return called(rewards_GR, **given)
 
     return estimator
-
-
-def _names(function: Callable[..., Any], parameter: str) -> bool:
-    try:
-        return parameter in inspect.signature(function).parameters
-    except (TypeError, ValueError):  # built in: it does not say
-        return False
 
 
 def load_function(

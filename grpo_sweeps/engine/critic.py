@@ -70,7 +70,9 @@ def credit(rewards: Tensor, values: Sequence[Tensor], gamma: float, lam: float) 
     rewards_BT = torch.zeros(mask_BT.shape, dtype=torch.float64)
     rewards_BT[torch.arange(len(values)), lengths - 1] = rewards.double().cpu()
     values_BT = nn.utils.rnn.pad_sequence([v_T.double() for v_T in values], batch_first=True)
-    A_BT = gae(rewards_BT[None], values_BT[None], mask_BT[None], gamma, lam)[0]
+    A_BT = torch.from_numpy(
+        gae(rewards_BT[None].numpy(), values_BT[None].numpy(), mask_BT[None].numpy(), gamma, lam)[0]
+    )
     return [A_T[:length] for A_T, length in zip(A_BT, lengths.tolist(), strict=True)]
 
 

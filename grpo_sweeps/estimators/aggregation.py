@@ -7,13 +7,15 @@ of 8 rows and eight of one row give the same gradient.
 
 from __future__ import annotations
 
-import torch
-from torch import Tensor
+import numpy as np
+from numpy.typing import ArrayLike
+
+from grpo_sweeps.types import Array
 
 AGGREGATIONS = ("sum", "length", "token_mean", "constant")
 
 
-def row_weights(advantages_GR: Tensor, lengths_GR: Tensor, aggregation: str, max_length: int) -> Tensor:
+def row_weights(advantages_GR: ArrayLike, lengths_GR: ArrayLike, aggregation: str, max_length: int) -> Array:
     """Row weights w of the step's objective.
 
     sum         w = A / N                    the paper (a rollout's log-probability is the sum over its tokens)
@@ -33,21 +35,19 @@ def row_weights(advantages_GR: Tensor, lengths_GR: Tensor, aggregation: str, max
     Raises:
         ValueError: for another aggregation, shapes that differ, or an empty completion.
     """
-    if advantages_GR.shape != lengths_GR.shape:
-        raise ValueError(
-            f"advantages {tuple(advantages_GR.shape)} and lengths {tuple(lengths_GR.shape)} differ in shape"
-        )
-    if int(lengths_GR.min()) < 1:
+    advantages = np.asarray(advantages_GR, dtype=np.float64)
+    lengths = np.asarray(lengths_GR, dtype=np.float64)
+    if advantages.shape != lengths.shape:
+        raise ValueError(f"advantages {advantages.shape} and lengths {lengths.shape} differ in shape")
+    if lengths.min() < 1:
         raise ValueError("a completion of 0 tokens: the end-of-sequence token counts, so the least length is 1")
-    advantages_GR = advantages_GR.to(torch.float64)
-    lengths_GR = lengths_GR.to(torch.float64)
-    N = advantages_GR.numel()
+    N = advantages.size
     if aggregation == "sum":
-        return advantages_GR / N
+        return advantages / N
     if aggregation == "length":
-        return advantages_GR / (N * lengths_GR)
+        return advantages / (N * lengths)
     if aggregation == "token_mean":
-        return advantages_GR / lengths_GR.sum()
+        return advantages / lengths.sum()
     if aggregation == "constant":
-        return advantages_GR / (N * max_length)
+        return advantages / (N * max_length)
     raise ValueError(f"aggregation={aggregation}: allowed are {', '.join(AGGREGATIONS)}")

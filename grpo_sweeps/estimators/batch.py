@@ -6,14 +6,14 @@ advantage is exactly zero, judged by max - min as for a group.
 
 from __future__ import annotations
 
-import torch
-from torch import Tensor
+import numpy as np
+from numpy.typing import ArrayLike
 
-from grpo_sweeps.estimators.group import grpo
-from grpo_sweeps.estimators.scale import check_scale
+from grpo_sweeps.estimators.group import check_scale, grpo
+from grpo_sweeps.types import Array
 
 
-def batch_mean(rewards_GR: Tensor) -> Tensor:
+def batch_mean(rewards_GR: ArrayLike) -> Array:
     """The step's mean as the baseline: A_i = r_i - (1/N) sum_j r_j over all N = G R rollouts (Williams 1992, with the
     sample's mean for the constant).
 
@@ -30,15 +30,15 @@ def batch_mean(rewards_GR: Tensor) -> Tensor:
     Raises:
         ValueError: if the rewards are not (G, R) with at least 2 rollouts.
     """
-    if rewards_GR.ndim != 2 or rewards_GR.numel() < 2:
-        raise ValueError(f"rewards of shape {tuple(rewards_GR.shape)}: a step's baseline needs (G, R) with G R >= 2")
-    rewards_GR = rewards_GR.to(torch.float64)
-    if rewards_GR.amax() == rewards_GR.amin():
-        return torch.zeros_like(rewards_GR)
-    return rewards_GR - rewards_GR.mean()
+    rewards = np.asarray(rewards_GR, dtype=np.float64)
+    if rewards.ndim != 2 or rewards.size < 2:
+        raise ValueError(f"rewards of shape {rewards.shape}: a step's baseline needs (G, R) with G R >= 2")
+    if rewards.max() == rewards.min():
+        return np.zeros_like(rewards)
+    return rewards - rewards.mean()
 
 
-def reinforce_plus_plus(rewards_GR: Tensor, ddof: int = 0, eps: float = 1e-8) -> Tensor:
+def reinforce_plus_plus(rewards_GR: ArrayLike, ddof: int = 0, eps: float = 1e-8) -> Array:
     """Mean and standard deviation of the step: A_i = (r_i - mean) / (std + eps) over N sequences (REINFORCE++, arXiv
     2501.03262).
 
@@ -61,7 +61,7 @@ def reinforce_plus_plus(rewards_GR: Tensor, ddof: int = 0, eps: float = 1e-8) ->
     return _over_step_std(batch_mean(rewards_GR), ddof, eps)
 
 
-def reinforce_plus_plus_baseline(rewards_GR: Tensor, ddof: int = 0, eps: float = 1e-8) -> Tensor:
+def reinforce_plus_plus_baseline(rewards_GR: ArrayLike, ddof: int = 0, eps: float = 1e-8) -> Array:
     """Group mean, then the step's standard deviation: A_i = c_i / (std_N(c) + eps), c_i = r_i - mean of its group
     (REINFORCE++-baseline, arXiv 2501.03262).
 
@@ -84,9 +84,9 @@ def reinforce_plus_plus_baseline(rewards_GR: Tensor, ddof: int = 0, eps: float =
     return _over_step_std(grpo(rewards_GR), ddof, eps)
 
 
-def _over_step_std(centred_GR: Tensor, ddof: int, eps: float) -> Tensor:
+def _over_step_std(centred_GR: Array, ddof: int, eps: float) -> Array:
     """Divide what has mean zero over the step by its standard deviation; nothing but zeros stays as it is."""
-    if not bool(centred_GR.any()):
+    if not centred_GR.any():
         return centred_GR
-    variance = centred_GR.square().sum() / (centred_GR.numel() - ddof)
-    return centred_GR / (variance.sqrt() + eps)
+    variance = np.square(centred_GR).sum() / (centred_GR.size - ddof)
+    return centred_GR / (np.sqrt(variance) + eps)

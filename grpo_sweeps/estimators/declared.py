@@ -1,4 +1,5 @@
-"""What holds for each estimator, declared in one table to which the tests hold the functions.
+"""What holds for each estimator, declared in one table to which the tests hold the functions. Every list of estimators
+elsewhere in the package is a choice from this table by its properties.
 
 psi_i is the score of rollout i, J a prompt's expected reward, k the number of correct rollouts of a group when rewards
 are 0 and 1.
@@ -6,18 +7,24 @@ are 0 and 1.
 
 from __future__ import annotations
 
-import inspect
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Any, Literal, Protocol
 
-import torch
-from torch import Tensor
+import numpy as np
 
 from grpo_sweeps.estimators.batch import batch_mean, reinforce_plus_plus, reinforce_plus_plus_baseline
+from grpo_sweeps.estimators.foreign import on_arrays, takes_lengths
 from grpo_sweeps.estimators.group import dapo, dr_grpo, grpo, grpo_std, opo, rloo
 from grpo_sweeps.estimators.reinforce import reinforce
+from grpo_sweeps.types import Array
+
+Kind = Literal[
+    "none", "group mean", "leave-one-out", "std", "group mean by length", "step mean", "step mean and std",
+    "std of the step",
+]  # fmt: skip
+"""What is subtracted from the rewards, and by what they are divided."""
 
 
 class Factor(Protocol):
@@ -30,9 +37,11 @@ class Factor(Protocol):
 class Declaration:
     """The properties of one estimator. Each holds for all rewards that it takes, or is not declared."""
 
-    function: Callable[..., Tensor]
+    function: Callable[..., Array]
+    kind: Kind
     source: str
     factor: Factor | None  # None: biased in direction, so that no factor exists for every reward
+    advantages_of: str = ""  # the estimator of the same advantages (but for the default eps), of another aggregation
     zero_sum_group: bool = False  # sum of A over each group is 0
     zero_sum_step: bool = False  # sum of A over the step is 0
     zero_when_equal: bool = False  # a group of equal rewards has A of exactly 0
@@ -50,6 +59,16 @@ class Declaration:
         """The function's name, which is also the choice of the configuration group."""
         return self.function.__name__
 
+    @property
+    def path(self) -> str:
+        """The dotted path, as conf/estimator/NAME.yaml gives it."""
+        return f"{self.function.__module__}.{self.name}"
+
+    @property
+    def by_group(self) -> bool:
+        """Do the rewards of its own group alone decide an advantage?"""
+        return not (self.batch_dependent or self.needs_lengths)
+
 
 def _unbiased(R: int, G: int = 1) -> float:
     return 1.0
@@ -66,46 +85,60 @@ def _own_step(R: int, G: int = 1) -> float:
 
 _TABLE = (
     Declaration(
-        grpo, "arXiv 2606.29238, Eq 15", _own_group,
+        grpo, "group mean", "arXiv 2606.29238, Eq 15", _own_group,
         zero_sum_group=True, zero_sum_step=True, zero_when_equal=True, shift_invariant=True,
     ),
     Declaration(
-        dr_grpo, "arXiv 2503.20783", _own_group,
+        dr_grpo, "group mean", "arXiv 2503.20783", _own_group, advantages_of="grpo",
         zero_sum_group=True, zero_sum_step=True, zero_when_equal=True, shift_invariant=True,
     ),
     Declaration(
-        rloo, "Kool et al. 2019; arXiv 2402.14740", _unbiased,
+        rloo, "leave-one-out", "Kool et al. 2019; arXiv 2402.14740", _unbiased,
         zero_sum_group=True, zero_sum_step=True, zero_when_equal=True, shift_invariant=True,
     ),
     Declaration(
-        grpo_std, "arXiv 2402.03300", None, ddof=1, eps=1e-4,
+        grpo_std, "std", "arXiv 2402.03300", None, ddof=1, eps=1e-4,
         zero_sum_group=True, zero_sum_step=True, zero_when_equal=True, shift_invariant=True, scale_invariant=True,
     ),
     Declaration(
-        dapo, "arXiv 2503.14476", None, ddof=1, eps=1e-6,
+        dapo, "std", "arXiv 2503.14476", None, advantages_of="grpo_std", ddof=1, eps=1e-6,
         zero_sum_group=True, zero_sum_step=True, zero_when_equal=True, shift_invariant=True, scale_invariant=True,
     ),
     Declaration(
-        opo, "arXiv 2505.23585", None, zero_when_equal=True, shift_invariant=True, needs_lengths=True,
+        opo, "group mean by length", "arXiv 2505.23585", None,
+        zero_when_equal=True, shift_invariant=True, needs_lengths=True,
     ),
-    Declaration(reinforce, "Williams 1992", _unbiased, least_R=1),
+    Declaration(reinforce, "none", "Williams 1992", _unbiased, least_R=1),
     Declaration(
-        batch_mean, "Williams 1992", _own_step, least_R=1, least_N=2,
+        batch_mean, "step mean", "Williams 1992", _own_step, least_R=1, least_N=2,
         zero_sum_step=True, shift_invariant=True, batch_dependent=True,
     ),
     Declaration(
-        reinforce_plus_plus, "arXiv 2501.03262", None, least_R=1, least_N=2, ddof=0, eps=1e-8,
+        reinforce_plus_plus, "step mean and std", "arXiv 2501.03262", None, least_R=1, least_N=2, ddof=0, eps=1e-8,
         zero_sum_step=True, shift_invariant=True, scale_invariant=True, batch_dependent=True,
     ),
     Declaration(
-        reinforce_plus_plus_baseline, "arXiv 2501.03262", None, ddof=0, eps=1e-8, batch_dependent=True,
+        reinforce_plus_plus_baseline, "std of the step", "arXiv 2501.03262", None, ddof=0, eps=1e-8,
+        batch_dependent=True,
         zero_sum_group=True, zero_sum_step=True, zero_when_equal=True, shift_invariant=True, scale_invariant=True,
     ),
 )  # fmt: skip
 DECLARATIONS: Mapping[str, Declaration] = {one.name: one for one in _TABLE}
+DISTINCT = tuple(one for one in _TABLE if not one.advantages_of)
+"""Those whose advantages are no other's."""
 
 
-def weight_on(estimator: Callable[[Tensor], Tensor], p: float, R: int) -> float:
+def paths(holds: Callable[[Declaration], bool]) -> tuple[str, ...]:
+    """The dotted paths of the estimators of which something holds, in the order of the table."""
+    return tuple(one.path for one in _TABLE if holds(one))
+
+
+def kinds(holds: Callable[[Declaration], bool]) -> tuple[str, ...]:
+    """The kinds, each once, of the estimators of which something holds, in the order of the table."""
+    return tuple(dict.fromkeys(one.kind for one in _TABLE if holds(one)))
+
+
+def weight_on(estimator: Callable[..., Any], p: float, R: int) -> float:
     """The weight c(p) that an estimator puts on a prompt of success rate p: E[sum_i A_i psi_i / R] = c(p) grad p.
 
     For rewards of 0 and 1, so that J = p. Let A+(k) and A-(k) be the advantages of a right and a wrong rollout in a
@@ -120,7 +153,8 @@ def weight_on(estimator: Callable[[Tensor], Tensor], p: float, R: int) -> float:
     values see `Declaration.factor`.
 
     Args:
-        estimator: function of rewards (G, R) alone; bind other arguments by `functools.partial`.
+        estimator: function of rewards (G, R) alone, of arrays or tensors (see `foreign`); bind other arguments by
+            `functools.partial`.
         p: success rate, 0 <= p <= 1.
         R: rollouts in a group, >= 1.
 
@@ -134,15 +168,15 @@ def weight_on(estimator: Callable[[Tensor], Tensor], p: float, R: int) -> float:
     if not 0 <= p <= 1 or R < 1:
         raise ValueError(f"p={p}, R={R}: allowed are 0 <= p <= 1 and R >= 1")
     name = getattr(getattr(estimator, "func", estimator), "__name__", repr(estimator))
-    if "lengths_GR" in inspect.signature(estimator).parameters:
+    if takes_lengths(estimator):
         raise ValueError(f"{name}: its weight depends on the lengths too, not on the success rate alone")
-    k_K1 = torch.arange(R + 1)[:, None]
-    rewards_KR = (torch.arange(R) < k_K1).to(torch.float64)  # one group for each k, the right ones first
-    advantages_KR = torch.cat([estimator(rewards_R[None]) for rewards_R in rewards_KR])
-    if not torch.allclose(estimator(rewards_KR), advantages_KR, rtol=1e-9, atol=1e-12):
+    estimator = on_arrays(estimator)
+    rewards_KR = np.tril(np.ones((R + 1, R)), -1)  # one group for each k, the right ones first
+    advantages_KR = np.concatenate([estimator(rewards_R[None]) for rewards_R in rewards_KR])
+    if not np.allclose(estimator(rewards_KR), advantages_KR, rtol=1e-9, atol=1e-12):
         raise ValueError(f"{name}: its weight depends on the other prompts of the step, not on the success rate alone")
-    by_verdict_KR = torch.where(rewards_KR == 1, advantages_KR[:, :1], advantages_KR[:, -1:])
-    if not torch.allclose(by_verdict_KR, advantages_KR, rtol=1e-9, atol=1e-12):
+    by_verdict_KR = np.where(rewards_KR == 1, advantages_KR[:, :1], advantages_KR[:, -1:])
+    if not np.allclose(by_verdict_KR, advantages_KR, rtol=1e-9, atol=1e-12):
         raise ValueError(f"{name}: gives rollouts of equal reward different advantages, so it has no weight by k alone")
     gains_R = (advantages_KR[1:, 0] - advantages_KR[:-1, -1]).tolist()
     return math.fsum(probability * gain for probability, gain in zip(_binomial(R - 1, p), gains_R, strict=True))

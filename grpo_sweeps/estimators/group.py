@@ -7,13 +7,21 @@ standard deviation.
 
 from __future__ import annotations
 
-import torch
-from torch import Tensor
+import numpy as np
+from numpy.typing import ArrayLike
 
-from grpo_sweeps.estimators.scale import check_scale
+from grpo_sweeps.types import Array
 
 
-def grpo(rewards_GR: Tensor) -> Tensor:
+def check_scale(ddof: int, eps: float, count: str) -> None:
+    """Raise ValueError for a standard deviation that is not meant; `count` is the letter of what is counted, R or N."""
+    if ddof not in (0, 1):
+        raise ValueError(f"ddof={ddof}: allowed are 0 (divide by {count}) and 1 (divide by {count} - 1)")
+    if not eps >= 0:
+        raise ValueError(f"eps={eps}: allowed is a number >= 0")
+
+
+def grpo(rewards_GR: ArrayLike) -> Array:
     """Group-mean baseline: A_i = r_i - mean_j r_j (arXiv 2606.29238, Eq 15; the estimator of Dr. GRPO, arXiv
     2503.20783).
 
@@ -28,11 +36,11 @@ def grpo(rewards_GR: Tensor) -> Tensor:
     Raises:
         ValueError: if the rewards are not (G, R) with R >= 2.
     """
-    rewards_GR = _checked(rewards_GR)
-    return _zero_where_equal(rewards_GR, rewards_GR - rewards_GR.mean(dim=1, keepdim=True))
+    rewards = _checked(rewards_GR)
+    return _zero_where_equal(rewards, rewards - rewards.mean(axis=1, keepdims=True))
 
 
-def grpo_std(rewards_GR: Tensor, ddof: int = 1, eps: float = 1e-4) -> Tensor:
+def grpo_std(rewards_GR: ArrayLike, ddof: int = 1, eps: float = 1e-4) -> Array:
     """Group mean and standard deviation: A_i = (r_i - mean) / (std + eps) (DeepSeekMath, arXiv 2402.03300).
 
     Only the standard deviation differs from `grpo`; there is no clipping here. `ddof` = 1 divides the squared
@@ -51,13 +59,14 @@ def grpo_std(rewards_GR: Tensor, ddof: int = 1, eps: float = 1e-4) -> Tensor:
         ValueError: on a wrong shape, `ddof` or `eps`.
     """
     check_scale(ddof, eps, "R")
-    rewards_GR = _checked(rewards_GR)
-    centred_GR = rewards_GR - rewards_GR.mean(dim=1, keepdim=True)
-    scale_G1 = rewards_GR.std(dim=1, keepdim=True, correction=ddof) + eps
-    return _zero_where_equal(rewards_GR, centred_GR / scale_G1)
+    rewards = _checked(rewards_GR)
+    centred_GR = rewards - rewards.mean(axis=1, keepdims=True)
+    scale_G1 = rewards.std(axis=1, keepdims=True, ddof=ddof) + eps
+    with np.errstate(invalid="ignore"):  # 0 / 0, with eps = 0
+        return _zero_where_equal(rewards, centred_GR / scale_G1)
 
 
-def rloo(rewards_GR: Tensor) -> Tensor:
+def rloo(rewards_GR: ArrayLike) -> Array:
     """Leave-one-out baseline: A_i = r_i - mean_{j != i} r_j = R/(R - 1) (r_i - mean) (Kool et al. 2019; arXiv
     2402.14740).
 
@@ -72,11 +81,12 @@ def rloo(rewards_GR: Tensor) -> Tensor:
     Raises:
         ValueError: if the rewards are not (G, R) with R >= 2.
     """
-    R = rewards_GR.shape[-1]
-    return grpo(rewards_GR) * (R / (R - 1))
+    advantages_GR = grpo(rewards_GR)
+    R = advantages_GR.shape[1]
+    return advantages_GR * (R / (R - 1))
 
 
-def dr_grpo(rewards_GR: Tensor) -> Tensor:
+def dr_grpo(rewards_GR: ArrayLike) -> Array:
     """Dr. GRPO: A_i = r_i - mean_j r_j (arXiv 2503.20783).
 
     The advantage is that of `grpo`; what sets the method apart is the loss, divided by a constant instead of each
@@ -95,12 +105,12 @@ def dr_grpo(rewards_GR: Tensor) -> Tensor:
     return grpo(rewards_GR)
 
 
-def dapo(rewards_GR: Tensor, ddof: int = 1, eps: float = 1e-6) -> Tensor:
+def dapo(rewards_GR: ArrayLike, ddof: int = 1, eps: float = 1e-6) -> Array:
     """DAPO: A_i = (r_i - mean) / (std + eps) (arXiv 2503.14476).
 
     The advantage is that of `grpo_std`; the loss is averaged over the step's tokens: `aggregation=token_mean`, which
     its YAML chooses as well. The paper gives neither ddof nor eps; the defaults are those of verl, which its authors
-    used. Dynamic sampling (prompts drawn anew until 0 < k < R) and the wider upper clip are the objective's, in the
+    used. Dynamic sampling (prompts drawn again until 0 < k < R) and the wider upper clip are the objective's, in the
     configuration; the penalty on overlong completions is not here.
 
     Args:
@@ -117,7 +127,7 @@ def dapo(rewards_GR: Tensor, ddof: int = 1, eps: float = 1e-6) -> Tensor:
     return grpo_std(rewards_GR, ddof, eps)
 
 
-def opo(rewards_GR: Tensor, lengths_GR: Tensor) -> Tensor:
+def opo(rewards_GR: ArrayLike, lengths_GR: ArrayLike) -> Array:
     """Length-weighted baseline: A_i = r_i - sum_j l_j r_j / sum_j l_j over the group (OPO, arXiv 2505.23585).
 
     The constant baseline of least variance is E[norm(psi)^2 r] / E[norm(psi)^2]; OPO takes norm(psi)^2 as proportional
@@ -135,23 +145,23 @@ def opo(rewards_GR: Tensor, lengths_GR: Tensor) -> Tensor:
     Raises:
         ValueError: if the rewards are not (G, R) with R >= 2, the lengths' shape differs, or a length is below 1.
     """
-    rewards_GR = _checked(rewards_GR)
-    if lengths_GR.shape != rewards_GR.shape:
-        raise ValueError(f"rewards {tuple(rewards_GR.shape)} and lengths {tuple(lengths_GR.shape)} differ in shape")
-    if not bool((lengths_GR >= 1).all()):
-        raise ValueError(f"a length of {lengths_GR.min().item()}: a completion has at least 1 token")
-    lengths_GR = lengths_GR.to(torch.float64)
-    baseline_G1 = (lengths_GR * rewards_GR).sum(dim=1, keepdim=True) / lengths_GR.sum(dim=1, keepdim=True)
-    return _zero_where_equal(rewards_GR, rewards_GR - baseline_G1)
+    rewards, lengths = _checked(rewards_GR), np.asarray(lengths_GR, dtype=np.float64)
+    if lengths.shape != rewards.shape:
+        raise ValueError(f"rewards {rewards.shape} and lengths {lengths.shape} differ in shape")
+    if not (lengths >= 1).all():
+        raise ValueError(f"a length of {lengths.min():g}: a completion has at least 1 token")
+    baseline_G1 = (lengths * rewards).sum(axis=1, keepdims=True) / lengths.sum(axis=1, keepdims=True)
+    return _zero_where_equal(rewards, rewards - baseline_G1)
 
 
-def _checked(rewards_GR: Tensor) -> Tensor:
-    if rewards_GR.ndim != 2 or rewards_GR.shape[1] < 2:
-        raise ValueError(f"rewards of shape {tuple(rewards_GR.shape)}: a group baseline needs (G, R) with R >= 2")
-    return rewards_GR.to(torch.float64)
+def _checked(rewards_GR: ArrayLike) -> Array:
+    rewards = np.asarray(rewards_GR, dtype=np.float64)
+    if rewards.ndim != 2 or rewards.shape[1] < 2:
+        raise ValueError(f"rewards of shape {rewards.shape}: a group baseline needs (G, R) with R >= 2")
+    return rewards
 
 
-def _zero_where_equal(rewards_GR: Tensor, advantages_GR: Tensor) -> Tensor:
+def _zero_where_equal(rewards_GR: Array, advantages_GR: Array) -> Array:
     """Rounding of the mean must not give an all-equal group (0.1, 0.1, 0.1) a tiny gradient."""
-    equal_G1 = rewards_GR.amax(dim=1, keepdim=True) == rewards_GR.amin(dim=1, keepdim=True)
-    return advantages_GR.masked_fill(equal_G1, 0.0)
+    equal_G1 = rewards_GR.max(axis=1, keepdims=True) == rewards_GR.min(axis=1, keepdims=True)
+    return np.where(equal_G1, 0.0, advantages_GR)

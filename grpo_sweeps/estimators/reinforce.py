@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-import torch
-from torch import Tensor
+import numpy as np
+from numpy.typing import ArrayLike
+
+from grpo_sweeps.types import Array
 
 
-def reinforce(rewards_GR: Tensor) -> Tensor:
+def reinforce(rewards_GR: ArrayLike) -> Array:
     """No baseline: A_i = r_i (Williams 1992). Unbiased; R = 1 is allowed, and an all-equal group has a gradient.
 
     Args:
@@ -18,6 +20,7 @@ def reinforce(rewards_GR: Tensor) -> Tensor:
     Raises:
         ValueError: if the rewards are not (G, R).
     """
-    if rewards_GR.ndim != 2:
-        raise ValueError(f"rewards of shape {tuple(rewards_GR.shape)}: (G, R) is needed")
-    return rewards_GR.to(torch.float64).clone()
+    rewards = np.asarray(rewards_GR, dtype=np.float64)
+    if rewards.ndim != 2:
+        raise ValueError(f"rewards of shape {rewards.shape}: (G, R) is needed")
+    return rewards.copy()

@@ -9,13 +9,15 @@ Shapes: G groups, R rollouts, T tokens (or turns); `mask_GRT` is True on a rollo
 
 from __future__ import annotations
 
-import torch
-from torch import Tensor
+import numpy as np
+from numpy.typing import ArrayLike
+
+from grpo_sweeps.types import Array
 
 
 def gae(
-    rewards_GRT: Tensor, values_GRT: Tensor, mask_GRT: Tensor, gamma: float = 1.0, lam: float = 1.0
-) -> Tensor:  # fmt: skip
+    rewards_GRT: ArrayLike, values_GRT: ArrayLike, mask_GRT: ArrayLike, gamma: float = 1.0, lam: float = 1.0
+) -> Array:  # fmt: skip
     """Generalised advantage estimation (arXiv 1506.02438): A_t = sum_l (gamma lam)^l delta_{t+l},
     delta_t = r_t + gamma V(s_{t+1}) - V(s_t), V = 0 after the end.
 
@@ -33,22 +35,21 @@ def gae(
     Raises:
         ValueError: on shapes that differ, or `gamma` or `lam` outside [0, 1].
     """
-    _check(rewards_GRT, mask_GRT, values_GRT)
+    mask, rewards, values = _checked(mask_GRT, rewards_GRT, values_GRT)
     for name, value in (("gamma", gamma), ("lam", lam)):
         if not 0 <= value <= 1:
             raise ValueError(f"{name}={value}: a number from 0 to 1 is needed")
-    rewards, values = (t.to(torch.float64) * mask_GRT for t in (rewards_GRT, values_GRT))
-    after = torch.cat([values[..., 1:], torch.zeros_like(values[..., :1])], dim=-1)
-    delta = (rewards + gamma * after - values) * mask_GRT
-    A = torch.zeros_like(delta)
-    running = torch.zeros_like(delta[..., 0])
+    after = np.concatenate([values[..., 1:], np.zeros_like(values[..., :1])], axis=-1)
+    delta = (rewards + gamma * after - values) * mask
+    A = np.zeros_like(delta)
+    running = np.zeros_like(delta[..., 0])
     for t in range(delta.shape[-1] - 1, -1, -1):
         running = delta[..., t] + gamma * lam * running
         A[..., t] = running
-    return A * mask_GRT
+    return A * mask
 
 
-def vine(rewards_GRT: Tensor, values_GRT: Tensor, mask_GRT: Tensor) -> Tensor:
+def vine(rewards_GRT: ArrayLike, values_GRT: ArrayLike, mask_GRT: ArrayLike) -> Array:
     """VinePPO (arXiv 2410.01679): A_t = r_t + V(s_{t+1}) - V(s_t), V from fresh rollouts at each prefix.
 
     Unbiased where V is, of whatever variance: the two values come from other rollouts than the one that is credited.
@@ -57,7 +58,7 @@ def vine(rewards_GRT: Tensor, values_GRT: Tensor, mask_GRT: Tensor) -> Tensor:
     return gae(rewards_GRT, values_GRT, mask_GRT, lam=0.0)
 
 
-def process_rewards(rewards_GRT: Tensor, mask_GRT: Tensor, ddof: int = 1, eps: float = 1e-4) -> Tensor:
+def process_rewards(rewards_GRT: ArrayLike, mask_GRT: ArrayLike, ddof: int = 1, eps: float = 1e-4) -> Array:
     """Group-relative process rewards (DeepSeekMath, arXiv 2402.03300): each step's reward less the mean of all step
     rewards of the group, over their standard deviation; A_t is the sum of those from t on.
 
@@ -67,34 +68,40 @@ def process_rewards(rewards_GRT: Tensor, mask_GRT: Tensor, ddof: int = 1, eps: f
     Raises:
         ValueError: on shapes that differ, or a group without two steps.
     """
-    _check(rewards_GRT, mask_GRT)
-    rewards, mask = rewards_GRT.to(torch.float64) * mask_GRT, mask_GRT.to(torch.float64)
-    count = mask.sum(dim=(1, 2), keepdim=True)
-    if bool((count < 2).any()):
+    mask, rewards = _checked(mask_GRT, rewards_GRT)
+    count = mask.sum(axis=(1, 2), keepdims=True)
+    if (count < 2).any():
         raise ValueError("a group with fewer than two steps has no standard deviation of its rewards")
-    mean = rewards.sum(dim=(1, 2), keepdim=True) / count
+    mean = rewards.sum(axis=(1, 2), keepdims=True) / count
     centred = (rewards - mean) * mask
-    std = (centred.square().sum(dim=(1, 2), keepdim=True) / (count - ddof)).sqrt()
+    std = np.sqrt(np.square(centred).sum(axis=(1, 2), keepdims=True) / (count - ddof))
     normal = centred / (std + eps)
-    return normal.flip(-1).cumsum(-1).flip(-1) * mask
+    return _to_go(normal) * mask
 
 
-def turn_level(rewards_GRT: Tensor, mask_GRT: Tensor) -> Tensor:
+def turn_level(rewards_GRT: ArrayLike, mask_GRT: ArrayLike) -> Array:
     """Turn-level groups: the return from turn t on, less its mean over the other rollouts of the group that have a turn
     t. A rollout that is alone in a turn gets 0 there.
 
     Leave-one-out turn by turn. Unbiased where all rollouts have the same turns; else whether others have a turn t says
     something about them, not about this rollout, and the baseline stays independent of it.
     """
-    _check(rewards_GRT, mask_GRT)
-    mask = mask_GRT.to(torch.float64)
-    returns = (rewards_GRT.to(torch.float64) * mask).flip(-1).cumsum(-1).flip(-1) * mask
-    others = mask.sum(dim=1, keepdim=True) - mask
-    baseline = (returns.sum(dim=1, keepdim=True) - returns) / others.clamp(min=1.0)
-    return torch.where(others > 0, returns - baseline, 0.0) * mask
+    mask, rewards = _checked(mask_GRT, rewards_GRT)
+    returns = _to_go(rewards) * mask
+    others = mask.sum(axis=1, keepdims=True) - mask
+    baseline = (returns.sum(axis=1, keepdims=True) - returns) / np.maximum(others, 1.0)
+    return np.where(others > 0, returns - baseline, 0.0) * mask
 
 
-def _check(rewards_GRT: Tensor, mask_GRT: Tensor, *more: Tensor) -> None:
-    if rewards_GRT.ndim != 3 or any(t.shape != rewards_GRT.shape for t in (mask_GRT, *more)):
-        shapes = [tuple(t.shape) for t in (rewards_GRT, mask_GRT, *more)]
+def _to_go(values_GRT: Array) -> Array:
+    """Sums from each token to the end."""
+    return np.flip(np.cumsum(np.flip(values_GRT, -1), axis=-1), -1)
+
+
+def _checked(mask_GRT: ArrayLike, *others: ArrayLike) -> tuple[Array, ...]:
+    """The mask and the other arrays as float64, the others 0 where the mask is False."""
+    mask, *arrays = (np.asarray(each, dtype=np.float64) for each in (mask_GRT, *others))
+    if mask.ndim != 3 or any(each.shape != mask.shape for each in arrays):
+        shapes = [each.shape for each in (*arrays, mask)]
         raise ValueError(f"shapes {shapes}: one shape (G, R, T) for all is needed")
+    return (mask, *(each * mask for each in arrays))

@@ -10,17 +10,18 @@ M  groups (steps of one group) evaluated at once    C  classes of sequences (`cl
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import chain, combinations_with_replacement, islice
 from math import comb
+from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from grpo_sweeps.estimators import DECLARATIONS, row_weights
+from grpo_sweeps.estimators.foreign import LENGTHS, on_arrays, takes_lengths
 from grpo_sweeps.exact.enumeration import Classes, Enumeration
 
 Weights = Callable[[Tensor, Tensor], Tensor]
@@ -47,7 +48,7 @@ class Moments:
         return self.variance + float((self.mean_D - target_D).square().sum())
 
 
-def one_group_weights(estimator: Callable[..., Tensor], aggregation: str, max_length: int) -> Weights:
+def one_group_weights(estimator: Callable[..., Any], aggregation: str, max_length: int) -> Weights:
     """Row weights of each of M groups as if it were alone in its step.
 
     Args:
@@ -59,10 +60,11 @@ def one_group_weights(estimator: Callable[..., Tensor], aggregation: str, max_le
     function = getattr(estimator, "func", estimator)  # what a partial binds
     declared = [one for one in DECLARATIONS.values() if one.function is function]
     at_once = bool(declared) and not declared[0].batch_dependent
-    with_lengths = "lengths_GR" in inspect.signature(estimator).parameters
+    with_lengths, called = takes_lengths(estimator), on_arrays(estimator)
 
     def advantages(rewards_MR: Tensor, lengths_MR: Tensor) -> Tensor:
-        return estimator(rewards_MR, lengths_GR=lengths_MR) if with_lengths else estimator(rewards_MR)
+        lengths = {LENGTHS: lengths_MR.numpy()} if with_lengths else {}
+        return torch.from_numpy(called(rewards_MR.numpy(), **lengths))
 
     def weights(rewards_MR: Tensor, lengths_MR: Tensor) -> Tensor:
         if at_once:
@@ -76,8 +78,8 @@ def one_group_weights(estimator: Callable[..., Tensor], aggregation: str, max_le
         weights_MR = torch.empty_like(advantages_MR)
         for total in range(int(total_M.max()) + 1):
             same = total_M == total
-            of_step = row_weights(advantages_MR[same], lengths_MR[same], aggregation, max_length)
-            weights_MR[same] = of_step * len(of_step)
+            of_step = row_weights(advantages_MR[same].numpy(), lengths_MR[same].numpy(), aggregation, max_length)
+            weights_MR[same] = torch.from_numpy(of_step * len(of_step))
         return weights_MR
 
     return weights

@@ -20,6 +20,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -118,11 +119,10 @@ def prepare_terms(setup: Setup, rated: Rated, by_token: Sequence[Tensor] = ()) -
     config, G = setup.config, len(rated.problems)
     size = G // config.objective.minibatches
     cuts = [list(range(start, start + size)) for start in range(0, G, size)]
-    lengths_GR = torch.tensor([o.length for o in rated.rollouts]).view_as(rated.rewards_GR)
-    ones_GR = torch.ones_like(rated.advantages_GR)
-    factors_GR = torch.cat([
-        row_weights(ones_GR[cut], lengths_GR[cut], config.aggregation, config.rollout.max_new_tokens) for cut in cuts
-    ])  # fmt: skip
+    lengths_GR = np.reshape([o.length for o in rated.rollouts], rated.rewards_GR.shape)
+    ones_GR, longest = np.ones(lengths_GR.shape), config.rollout.max_new_tokens
+    factors = [row_weights(ones_GR[cut], lengths_GR[cut], config.aggregation, longest) for cut in cuts]
+    factors_GR = torch.from_numpy(np.concatenate(factors))
     terms = Terms(replace(rated, weights_GR=rated.advantages_GR * factors_GR), cuts, factors_GR)
     if by_token:
         terms = _credited(terms, by_token)

@@ -102,27 +102,27 @@ def rollouts_with_advantages(setup: Setup, step: int) -> Rated:
     rewards_GR = torch.tensor([group.rewards for group in groups], dtype=torch.float64)
     lengths_GR = torch.tensor([o.length for o in rollouts]).view_as(rewards_GR)
     rewards_GR, metrics = less_kl(setup, rollouts, rewards_GR)
-    advantages_GR = _advantages(setup.estimator(rewards_GR, lengths_GR), rewards_GR, config.estimator.target)
-    weights_GR = row_weights(advantages_GR, lengths_GR, config.aggregation, config.rollout.max_new_tokens)
+    advantages = _checked(setup.estimator(rewards_GR.numpy(), lengths_GR.numpy()), rewards_GR, config.estimator.target)
+    weights = row_weights(advantages, lengths_GR.numpy(), config.aggregation, config.rollout.max_new_tokens)
     return Rated(
         [group.problem for group in groups],
         rollouts,
         [v for group in groups for v in group.verdicts],
         rewards_GR,
-        advantages_GR,
-        weights_GR,
+        torch.from_numpy(advantages),
+        torch.from_numpy(weights),
         drawn.metrics | metrics,
     )
 
 
-def _advantages(values: object, rewards_GR: Tensor, estimator: str) -> Tensor:
-    """Estimators may be a user's own: what they return is checked where it arrives."""
+def _checked(values: object, rewards_GR: Tensor, estimator: str) -> np.ndarray:
+    """The advantages. Estimators may be a user's own: what they return is checked where it arrives."""
     shape = tuple(rewards_GR.shape)
-    if not isinstance(values, Tensor) or values.shape != rewards_GR.shape:
-        found = tuple(values.shape) if isinstance(values, Tensor) else type(values).__name__
-        raise ValueError(f"estimator {estimator} gave {found}: a tensor of shape {shape} is needed")
-    if not bool(torch.isfinite(values).all()):
-        raise ValueError(f"estimator {estimator} gave {values[~torch.isfinite(values)][0]}: finite numbers are needed")
+    if not isinstance(values, np.ndarray) or values.shape != shape:
+        found = values.shape if isinstance(values, np.ndarray) else type(values).__name__
+        raise ValueError(f"estimator {estimator} gave {found}: an array or tensor of shape {shape} is needed")
+    if not np.isfinite(values).all():
+        raise ValueError(f"estimator {estimator} gave {values[~np.isfinite(values)][0]}: finite numbers are needed")
     return values
 
 

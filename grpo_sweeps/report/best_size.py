@@ -24,6 +24,7 @@ import pandas as pd
 from numpy.typing import NDArray
 from scipy import special
 
+from grpo_sweeps.estimators.declared import kinds
 from grpo_sweeps.maths.intervals import t_quantile
 from grpo_sweeps.maths.ustatistics import best_group_size, error_by_rollouts, near_best, signal_of_mean
 from grpo_sweeps.report.finding import estimator_of, records_of
@@ -32,7 +33,7 @@ from grpo_sweeps.report.rules import UNDECIDED
 from grpo_sweeps.report.unbiased import LEAST_R, UNBIASED
 from grpo_sweeps.spectra import Array
 
-KINDS = ("group mean", "leave-one-out")
+KINDS = kinds(lambda one: one.zero_sum_group and one.factor is not None)
 DECIDED = "decided"
 FLOOR = 1.0 + math.sqrt(2.0)
 """E V2 >= 2 V_between for every policy, so no R* is below: estimates and ends that noise puts there are moved to it."""

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 import numpy as np
 import pandas as pd
 
+from grpo_sweeps.estimators.declared import DECLARATIONS
 from grpo_sweeps.maths.intervals import Interval
 from grpo_sweeps.report import rules
 from grpo_sweeps.report.query import Sweep
@@ -16,11 +17,8 @@ UNKNOWN = Interval(math.nan, math.nan, math.nan, 0)
 EVERY_ARM = "every arm"
 ERROR = "ERROR: "
 PAPER_SAYS = "The paper says"
-ESTIMATORS = {
-    "grpo": "group mean", "dr_grpo": "group mean", "rloo": "leave-one-out", "grpo_std": "std", "dapo": "std",
-    "reinforce_plus_plus_baseline": "std of the step",
-}  # fmt: skip
-"""What is known of an estimator by its function's name: those whose advantages sum to zero in a group."""
+ESTIMATORS = {one.name: one.kind for one in DECLARATIONS.values() if one.zero_sum_group}
+"""The kind of an estimator by its function's name: those whose advantages sum to zero in a group."""
 
 
 @dataclass(frozen=True)
@@ -65,7 +63,7 @@ def nothing(R: int, paper: str = "") -> Finding:
 def estimator_of(sweep: Sweep, arm: str) -> str:
     """A value of ESTIMATORS for an arm's estimator; empty where it is another one or not recorded."""
     targets = sweep.runs.loc[sweep.runs["arm"] == arm, "estimator"]
-    kinds = {ESTIMATORS.get(str(target).rpartition(".")[2], "") for target in targets}
+    kinds = {str(ESTIMATORS.get(str(target).rpartition(".")[2], "")) for target in targets}
     return kinds.pop() if len(kinds) == 1 else ""
 
 

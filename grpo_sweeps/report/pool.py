@@ -28,13 +28,15 @@ import pandas as pd
 from numpy.typing import NDArray
 
 from grpo_sweeps import spectra
+from grpo_sweeps.estimators import grpo_std, rloo
+from grpo_sweeps.estimators.declared import DECLARATIONS, kinds
 from grpo_sweeps.maths.ustatistics import signal, square_by_size
 from grpo_sweeps.report.query import Sweep
 from grpo_sweeps.spectra import Array
 from grpo_sweeps.spectra.equal import Labels, first_equal, merged
 from grpo_sweeps.spectra.records import same_rows
 
-ESTIMATORS = ("group mean", "leave-one-out", "std")
+ESTIMATORS = kinds(lambda one: one.zero_sum_group and one.by_group)
 QUANTITIES = {
     "effective_rank": spectra.effective_rank,
     "top1_fraction": spectra.top1_fraction,
@@ -42,7 +44,7 @@ QUANTITIES = {
 }
 SUBSETS = 64  # sub-groups of a pool and size: all of them where there are no more
 LEAST_POOL = 6  # rollouts: sub-groups of 4 with two left
-STD_DDOF, STD_EPS = 1, 1e-4  # as conf/estimator/grpo_std.yaml
+STD_EPS = DECLARATIONS["grpo_std"].eps
 AT_ONCE = 2**21  # numbers of the Grams of sub-groups held at once
 
 
@@ -144,12 +146,12 @@ def _listed(pools: Pools, index_P: NDArray[np.intp], size: int) -> dict[str, Arr
             found[name] = each_PS.mean(axis=1)
         mixed_PS[mixed_PS] = np.isfinite(values[:, 0])
         found["listed"] = mixed_PS.mean(axis=1)
-    a_PSn = centred_PSn / (r_PSn.std(axis=2, ddof=STD_DDOF, keepdims=True) + STD_EPS) / size
+    a_PSn = grpo_std(r_PSn.reshape(-1, size)).reshape(r_PSn.shape) / size
     found["std_square"] = np.einsum("psi,psij,psj->p", a_PSn, K_PSnn, a_PSn) / order_PSR.shape[1]
     if size > R - 2:
         return found | {"std_product": np.full(P, np.nan)}
     rest_PSm = r_PSR[..., size:]
-    b_PSm = (rest_PSm - rest_PSm.mean(axis=2, keepdims=True)) / (R - size - 1)  # leave-one-out
+    b_PSm = rloo(rest_PSm.reshape(-1, R - size)).reshape(rest_PSm.shape) / (R - size)
     product = np.einsum("psi,psij,psj->p", a_PSn, K_PSnR[..., size:], b_PSm)
     return found | {"std_product": product / order_PSR.shape[1]}
 

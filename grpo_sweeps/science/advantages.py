@@ -11,10 +11,10 @@ import math
 from collections.abc import Callable, Sequence
 
 import numpy as np
-import torch
 
 from grpo_sweeps.estimators import grpo, grpo_std, rloo, row_weights
 from grpo_sweeps.science.claim import EXACT, Estimate, ExactClaim, Prompt, agreement, relative, worst
+from grpo_sweeps.types import Array
 
 ZERO_SUM = {"group mean": grpo, "leave-one-out": rloo, "std": grpo_std}
 
@@ -31,14 +31,13 @@ def zero_sum(prompts: Sequence[Prompt], Rs: Sequence[int]) -> ExactClaim:
     """C2: the largest sum of advantages over every possible group, and of the row weights under 1/length."""
     sums, weights = [], 0.0
     for o, R in itertools.product(prompts, Rs):
-        rewards = torch.from_numpy(reward_tuples(o, R)[0])
+        rewards = reward_tuples(o, R)[0]
         for estimator in ZERO_SUM.values():
             advantages = estimator(rewards)
-            sums.append(float(advantages.sum(1).abs().max()) / max(1.0, float(advantages.abs().max())))
-        lengths = torch.arange(1, R + 1).repeat(len(rewards), 1)
-        weights = max(
-            weights, float(row_weights(grpo(rewards), lengths, "length", R).sum(1).abs().max()) * len(rewards)
-        )
+            sums.append(np.abs(advantages.sum(axis=1)).max() / max(1.0, np.abs(advantages).max()))
+        lengths = np.tile(np.arange(1, R + 1), (len(rewards), 1))
+        of_rows = row_weights(grpo(rewards), lengths, "length", R).sum(axis=1)
+        weights = max(weights, float(np.abs(of_rows).max()) * len(rewards))
     return ExactClaim(
         "C2",
         "4.1(i)",
@@ -53,13 +52,13 @@ def zero_sum(prompts: Sequence[Prompt], Rs: Sequence[int]) -> ExactClaim:
     )
 
 
-Advantages = Callable[[torch.Tensor], torch.Tensor]
+Advantages = Callable[[Array], Array]
 
 
 def moments(o: Prompt, R: int, estimator: Advantages) -> tuple[float, float]:
     """Exact Var A_1 and Cov(A_1, A_2), summed over every tuple of rewards."""
     rewards, chances = reward_tuples(o, R)
-    A = estimator(torch.from_numpy(rewards)).numpy()
+    A = estimator(rewards)
     mean = chances @ A[:, 0]
     return float(chances @ A[:, 0] ** 2 - mean**2), float(chances @ (A[:, 0] * A[:, 1]) - mean * (chances @ A[:, 1]))
 
@@ -72,7 +71,7 @@ def variances(prompts: Sequence[Prompt], Rs: Sequence[int], rng: np.random.Gener
         expected = {grpo: ((R - 1) / R * s, -s / R), rloo: (R / (R - 1) * s, -R / (R - 1) ** 2 * s)}
         errors += [relative(np.array(moments(o, R, e)), np.array(pair)) for e, pair in expected.items()]
         rewards = o.r_N[o.draw(draws, R, rng)]
-        A = grpo(torch.from_numpy(rewards)).numpy()
+        A = grpo(rewards)
         checks.append((Estimate.of(A[:, 0] ** 2), expected[grpo][0]))
         checks.append((Estimate.of(A[:, 0] * A[:, 1]), expected[grpo][1]))
     mean = float(np.mean([o.e.sigma2 for o in prompts]))

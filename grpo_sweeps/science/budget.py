@@ -29,11 +29,12 @@ from grpo_sweeps.exact import (
 )
 from grpo_sweeps.maths.ustatistics import best_group_size, error_by_rollouts
 from grpo_sweeps.science.claim import EXACT, ExactClaim, Prompt, relative, worst
+from grpo_sweeps.types import Array
 
-Estimator = Callable[[torch.Tensor], torch.Tensor]
+Estimator = Callable[[Array], Array]
 
 
-def rescaled(rewards_GR: torch.Tensor) -> torch.Tensor:
+def rescaled(rewards_GR: Array) -> Array:
     """Advantages of the group mean times R/(R - 1): leave-one-out in another way."""
     return grpo(rewards_GR) * rewards_GR.shape[1] / (rewards_GR.shape[1] - 1)
 
@@ -199,14 +200,14 @@ Rows = Callable[[Budget, int, int, np.random.Generator], np.ndarray]  # (budget,
 
 def gradient_of(declaration: Declaration) -> Rows:
     """A function that draws a step of an estimator: B prompts with replacement, R rollouts each."""
-    call: Callable[..., torch.Tensor] = declaration.function
+    call = declaration.function
 
     def step(budget: Budget, R: int, B: int, rng: np.random.Generator) -> np.ndarray:
         prompts = [budget.prompts[i] for i in rng.integers(len(budget.prompts), size=B)]
         rows = [(o, o.draw(1, R, rng)[0]) for o in prompts]
-        rewards = torch.from_numpy(np.stack([o.r_N[index] for o, index in rows]))
-        lengths = {"lengths_GR": torch.stack([o.e.lengths_N[index] for o, index in rows])}
-        A = call(rewards, **(lengths if declaration.needs_lengths else {})).numpy()
+        rewards = np.stack([o.r_N[index] for o, index in rows])
+        lengths = {"lengths_GR": np.stack([o.e.lengths_N[index] for o, index in rows])}
+        A = call(rewards, **(lengths if declaration.needs_lengths else {}))
         return np.mean([a @ o.psi_ND[index] / R for a, (o, index) in zip(A, rows, strict=True)], axis=0)
 
     return step

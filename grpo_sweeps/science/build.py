@@ -11,7 +11,7 @@ import numpy as np
 import pandas as pd
 from jinja2 import ChoiceLoader, Environment, PackageLoader, StrictUndefined
 
-from grpo_sweeps.estimators.declared import DECLARATIONS
+from grpo_sweeps.estimators.declared import DISTINCT
 from grpo_sweeps.exact import Enumeration, SoftmaxPolicy, TokenReward, binary, several_prompts
 from grpo_sweeps.report.drawing import Plot, render
 from grpo_sweeps.report.formats import csv, markdown
@@ -26,8 +26,8 @@ from grpo_sweeps.science.options import TheoryOptions
 RS = (2, 4, 8)
 BUDGET_RS = (2, 4, 8, 16, 32)
 ROLLOUTS = 64  # per step, where the budget is fixed
-BY_GROUP = ("grpo", "rloo", "grpo_std", "reinforce")  # a group's rewards decide: exact
-BY_STEP = ("batch_mean", "reinforce_plus_plus", "reinforce_plus_plus_baseline", "opo")  # drawn
+BY_GROUP = tuple(one for one in DISTINCT if one.by_group)  # exact
+BY_STEP = tuple(sorted((one for one in DISTINCT if not one.by_group), key=lambda one: one.needs_lengths))  # drawn
 STEP_LENGTH = 0.3  # of the steps whose gain is shown, in parameter space
 TONES = {
     "holds": ("yes", "✓"),
@@ -90,13 +90,12 @@ def judge(options: TheoryOptions, budgets: dict[str, Budget], turns: Sequence[En
 def budget_plot(options: TheoryOptions, one: Budget) -> Plot:
     """The figure of exact and drawn curves by estimator and R, and of what a step of each gains."""
     rng = np.random.default_rng(options.seed + 1)
-    exact: Curves = {
-        name: {R: one.of(DECLARATIONS[name].function, R, ROLLOUTS) for R in BUDGET_RS} for name in BY_GROUP
-    }
+    exact: Curves = {known.name: {R: one.of(known.function, R, ROLLOUTS) for R in BUDGET_RS} for known in BY_GROUP}
     exact["oracle value"] = {R: one.oracle(R, ROLLOUTS) for R in BUDGET_RS}
-    steps = {name: gradient_of(DECLARATIONS[name]) for name in (*BY_GROUP, *BY_STEP)} | {"oracle value": oracle_step}
+    steps = {known.name: gradient_of(known) for known in (*BY_GROUP, *BY_STEP)} | {"oracle value": oracle_step}
     curves: Curves = {
-        name: {R: drawn(one, steps[name], R, ROLLOUTS, options.steps, rng) for R in BUDGET_RS} for name in BY_STEP
+        known.name: {R: drawn(one, steps[known.name], R, ROLLOUTS, options.steps, rng) for R in BUDGET_RS}
+        for known in BY_STEP
     }
     ascent = Ascent(policy_of(options, options.seed), one, STEP_LENGTH)
     gains = {
@@ -107,9 +106,10 @@ def budget_plot(options: TheoryOptions, one: Budget) -> Plot:
 
 
 def plots_of(options: TheoryOptions, one: Budget, turns: Sequence[Enumeration]) -> list[Plot]:
+    baselines = {known.name: known.function for known in BY_GROUP if known.kind != "none"}
     return [
         budget_plot(options, one),
-        figures.to_oracle(one, (*RS, 16, 32, 64), {name: DECLARATIONS[name].function for name in BY_GROUP[:3]}),
+        figures.to_oracle(one, (*RS, 16, 32, 64), baselines),
         figures.norm_and_k(one.prompts, max(RS)),
         figures.problem_weights(),
         figures.stages(turns),

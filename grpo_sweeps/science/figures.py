@@ -10,7 +10,7 @@ import seaborn as sns
 from matplotlib.axes import Axes
 from matplotlib.ticker import FuncFormatter, LogLocator, NullLocator
 
-from grpo_sweeps.estimators.declared import DECLARATIONS, weight_on
+from grpo_sweeps.estimators.declared import DISTINCT, weight_on
 from grpo_sweeps.exact import Enumeration
 from grpo_sweeps.report.drawing import DOTTED, LINES, MARKERS, Panel, Plot
 from grpo_sweeps.science.budget import Budget, Quality
@@ -134,18 +134,14 @@ def norm_and_k(prompts: Sequence[Prompt], R: int) -> Plot:
 
 
 def problem_weights(Rs: Sequence[int] = (2, 4, 8, 16)) -> Plot:
-    names = [
-        n
-        for n, d in DECLARATIONS.items()
-        if not (d.batch_dependent or d.needs_lengths) and n not in ("dr_grpo", "dapo")
-    ]
+    shown = [one for one in DISTINCT if one.by_group]
     p = np.linspace(0.01, 0.99, 99)
 
     def draw(R: int) -> Callable[[Axes], None]:
         def panel(ax: Axes) -> None:
-            for index, name in enumerate(names):
-                weights = [weight_on(DECLARATIONS[name].function, float(x), R) for x in p]
-                ax.plot(p, weights, label=name, **(look(index) | {"marker": ""}))
+            for index, one in enumerate(shown):
+                weights = [weight_on(one.function, float(x), R) for x in p]
+                ax.plot(p, weights, label=one.name, **(look(index) | {"marker": ""}))
             ax.set_ylim(bottom=0)
             close(ax, "success rate p of the problem", "weight on grad p")
 

@@ -29,7 +29,7 @@ def norm_by_k(o: Prompt, R: int, scaled: bool = False) -> np.ndarray:
     (_, right_D, V_right), (_, wrong_D, V_wrong) = o.group(True), o.group(False)
     found = []
     for k in range(1, R):
-        A = grpo(torch.tensor([[1.0] * k + [0.0] * (R - k)], dtype=torch.float64)).numpy()[0] / R
+        A = grpo([[1.0] * k + [0.0] * (R - k)])[0] / R
         if scaled:
             A = A / np.sqrt(spread(k, R))
         mean_D = A[:k].sum() * right_D + A[k:].sum() * wrong_D
@@ -105,7 +105,7 @@ def own_reward(prompts: Sequence[Prompt], Rs: Sequence[int], rng: np.random.Gene
     checks = []
     for o in prompts:
         index = o.draw(draws, 2, rng)
-        A = grpo(torch.from_numpy(o.r_N[index])).numpy()
+        A = grpo(o.r_N[index])
         along = (A * (o.psi_ND @ o.grad_J_D)[index]).sum(axis=1) / 2
         checks.append((Estimate.of(along), 0.5 * o.signal))
     return ExactClaim(

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import numpy as np
-import torch
 
 from grpo_sweeps import spectra
 from grpo_sweeps.estimators import grpo, grpo_std, rloo
@@ -33,7 +32,7 @@ def ranks(prompts: Sequence[Prompt], Rs: Sequence[int], rng: np.random.Generator
             rewards, psi, same = mixed_groups(o, R, groups, rng)
             different = np.asarray(distinct_rows(same)) == R
             grams = psi @ np.swapaxes(psi, 1, 2)
-            weighted = spectra.weighted_gram(grams[different], grpo(torch.from_numpy(rewards[different])).numpy())
+            weighted = spectra.weighted_gram(grams[different], grpo(rewards[different]))
             raw += list(np.atleast_1d(spectra.numerical_rank(weighted)))
             moved = spectra.centred_eigenvalues(weighted)
             centred += list(np.atleast_1d(spectra.rank_above(moved, spectra.graded_error(moved, weighted, 0.0))))
@@ -60,13 +59,12 @@ def about_two(prompts: Sequence[Prompt], Rs: Sequence[int], rng: np.random.Gener
         means, nulls = [], []
         for o in prompts:
             rewards, psi, _ = mixed_groups(o, R, groups, rng)
-            A = grpo(torch.from_numpy(rewards))
+            A = grpo(rewards)
             ranks = _effective(psi, A)
             means.append(ranks)
             nulls.append(np.asarray(spectra.null_effective_rank(rewards.sum(axis=1), R)))
-            flips = torch.from_numpy(rng.choice([-1.0, 1.0], size=rewards.shape))
-            given = torch.from_numpy(rewards)
-            errors += [relative(_effective(psi, w), ranks) for w in (A * flips, rloo(given), grpo_std(given))]
+            flips = rng.choice([-1.0, 1.0], size=rewards.shape)
+            errors += [relative(_effective(psi, w), ranks) for w in (A * flips, rloo(rewards), grpo_std(rewards))]
         pooled = Estimate.of(np.concatenate(means))
         outside.append(pooled.low > ABOUT_TWO + MARGIN or pooled.high < ABOUT_TWO - MARGIN)
         inside.append(pooled.low >= ABOUT_TWO - MARGIN and pooled.high <= ABOUT_TWO + MARGIN)
@@ -74,7 +72,7 @@ def about_two(prompts: Sequence[Prompt], Rs: Sequence[int], rng: np.random.Gener
     for R in Rs:
         k = np.arange(1, R)
         by_k = np.stack([np.concatenate([np.full(j, 1 - j / R), np.full(R - j, -j / R)]) for j in k])
-        errors.append(relative(_effective(np.eye(R)[None], torch.from_numpy(by_k)), 4 * k * (R - k) / R))
+        errors.append(relative(_effective(np.eye(R)[None], by_k), 4 * k * (R - k) / R))
     return ExactClaim(
         "C8",
         "rank of about 2",
@@ -90,10 +88,10 @@ def about_two(prompts: Sequence[Prompt], Rs: Sequence[int], rng: np.random.Gener
     )
 
 
-def _effective(psi: np.ndarray, weights: torch.Tensor) -> np.ndarray:
+def _effective(psi: np.ndarray, weights: np.ndarray) -> np.ndarray:
     """Effective rank of each group's rows w_i psi_i, from the rows themselves: a Gram would square what is near
     zero."""
-    return np.asarray(spectra.effective_rank(np.linalg.svd(weights.numpy()[:, :, None] * psi, compute_uv=False)))
+    return np.asarray(spectra.effective_rank(np.linalg.svd(weights[:, :, None] * psi, compute_uv=False)))
 
 
 def clusters(prompts: Sequence[Prompt], rng: np.random.Generator, draws: int) -> ExactClaim:

@@ -44,7 +44,7 @@ MAY_IMPORT = {
     "rewards": {"types"},
     "tasks": {"types", "rewards"},
     "models": {"types"},
-    "config": {"types", "paths"},
+    "config": {"types", "estimators"},
     "engine": {*LEAVES, "config", "files"},
     "tracking": {*LEAVES, "config", "files"},
     "loop": {*LEAVES, "config", "engine", "tracking"},
@@ -329,6 +329,19 @@ def test_light_modules_load_neither_torch_nor_mlflow() -> None:
     done = subprocess.run([sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True, timeout=120)
     assert done.returncode == 0, done.stderr
     assert json.loads(done.stdout) == {name: [] for name in modules}
+
+
+def test_estimators_are_free_of_torch() -> None:
+    """But for the call of a user's own that was written for tensors."""
+    folder = PACKAGE / "estimators"
+    wrong = [
+        found
+        for found in ALL_IMPORTS
+        if folder in found.file.parents
+        and found.module.split(".")[0] in HEAVY
+        and (found.top_level or found.file.stem != "foreign")
+    ]
+    assert not wrong, complain(wrong)
 
 
 def test_help_loads_neither_torch_nor_mlflow(tmp_path: Path) -> None:

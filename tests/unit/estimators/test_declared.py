@@ -59,7 +59,7 @@ def advantages(declared: Declaration, rewards_GR: Tensor, lengths_GR: Tensor) ->
     arguments: dict[str, Any] = {} if declared.eps is None else {"eps": 0.0}
     if declared.needs_lengths:
         arguments["lengths_GR"] = lengths_GR
-    return declared.function(rewards_GR, **arguments)
+    return torch.from_numpy(declared.function(rewards_GR, **arguments))
 
 
 def tensors(step: Step) -> tuple[Tensor, Tensor]:

@@ -43,7 +43,7 @@ def expected_rows(declared: Declaration, prompts: list[Prompt], R: int, equal_le
         if declared.needs_lengths:
             lengths = torch.stack([prompt.lengths[group] for prompt, group in pairs])
             arguments["lengths_GR"] = torch.full_like(lengths, 7) if equal_lengths else lengths
-        advantages = declared.function(rewards, **arguments)
+        advantages = torch.from_numpy(declared.function(rewards, **arguments))
         scores = torch.stack([prompt.scores[group] for prompt, group in pairs])
         total += probability * torch.einsum("gr,grd->gd", advantages, scores) / R
     return total

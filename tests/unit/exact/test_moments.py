@@ -31,9 +31,10 @@ from grpo_sweeps.exact import (
     sequence_moments,
     step_moments,
 )
+from grpo_sweeps.types import Array
 from tests.unit.exact.oracles import brute_force, monte_carlo, mse_over_prompts
 
-ESTIMATORS: dict[str, Callable[..., Tensor]] = {
+ESTIMATORS: dict[str, Callable[..., Array]] = {
     "grpo": grpo,
     "rloo": rloo,
     "grpo_std": grpo_std,
@@ -70,13 +71,13 @@ def test_of_40_sequences_paid_by_the_token(aggregation: str) -> None:
 @pytest.mark.parametrize("name", ESTIMATORS)
 def test_weights_are_those_of_each_group_alone(name: str, aggregation: str) -> None:
     generator = torch.Generator().manual_seed(0)
-    rewards_MR = torch.randint(0, 3, (40, 5), generator=generator) / 2
+    rewards_MR = torch.randint(0, 3, (40, 5), generator=generator).double() / 2
     lengths_MR = torch.randint(1, 5, (40, 5), generator=generator)
     found_MR = one_group_weights(ESTIMATORS[name], aggregation, 4)(rewards_MR, lengths_MR)
     for rewards_R, lengths_R, found_R in zip(rewards_MR, lengths_MR, found_MR, strict=True):
         lengths = {"lengths_GR": lengths_R[None]} if name == "opo" else {}
         advantages_1R = ESTIMATORS[name](rewards_R[None], **lengths)
-        expected_1R = row_weights(advantages_1R, lengths_R[None], aggregation, 4)
+        expected_1R = torch.from_numpy(row_weights(advantages_1R, lengths_R[None], aggregation, 4))
         torch.testing.assert_close(found_R[None], expected_1R, rtol=1e-14, atol=1e-15)
 
 

@@ -7,8 +7,17 @@ import itertools
 import pytest
 import torch
 
-from grpo_sweeps.estimators.token_level import gae, process_rewards, turn_level, vine
+from grpo_sweeps.estimators import token_level
 from grpo_sweeps.exact import SoftmaxPolicy, binary, by_token, drawn_by_token, enumerate_policy, sequence_moments
+
+
+def on_tensors(function):
+    return lambda *tensors, **options: torch.from_numpy(function(*tensors, **options))
+
+
+gae, vine, process_rewards, turn_level = (
+    on_tensors(getattr(token_level, name)) for name in ("gae", "vine", "process_rewards", "turn_level")
+)
 
 
 @pytest.fixture(scope="module", params=[binary(3, 0), by_token(3, 1), drawn_by_token(5)], ids=["end", "steps", "drawn"])

@@ -11,6 +11,7 @@ import pytest
 
 from grpo_sweeps.report import rules
 from grpo_sweeps.report.claims import claims_frame, claims_markdown, judge_claims
+from grpo_sweeps.report.finding import ESTIMATORS
 from grpo_sweeps.report.query import load_sweep
 from grpo_sweeps.report.rules import CONTRADICTED, HOLDS, UNDECIDED, UNDEFINED
 from grpo_sweeps.report.undecided import NEEDS
@@ -59,6 +60,11 @@ def test_data_of_rank_R_minus_1_confirm_c7(write, tmp_path):
     assert claims["C7"].verdict == HOLDS
     assert all(f.interval.mean == 0 for f in claims["C7"].findings)
     assert claims["C8"].verdict == CONTRADICTED and claims["C10"].verdict == CONTRADICTED
+
+
+def test_every_kind_whose_advantages_sum_to_zero_has_a_range_of_slopes():
+    """C5 asserts a slope of each: a new kind of estimator is given one here or the claim has no verdict."""
+    assert set(rules.SLOPES) == set(ESTIMATORS.values())
 
 
 def test_few_groups_decide_nothing(write, tmp_path):
