@@ -3,8 +3,8 @@
     cd examples
     python -m grpo_sweeps.run R=4 estimator=custom estimator._target_=my_estimator.pairwise_rank
 
-An estimator is a pure function from the rewards of a step, shape (G, R), to advantages of the same shape. Annotated as numpy
-arrays, it is given float64 arrays; without, or annotated as tensors, float64 tensors on the CPU.
+An estimator is a pure function from the rewards of a step, shape (G, R), to advantages of the same shape. Annotated as
+here it is given float64 numpy arrays; without, or annotated as tensors, float64 tensors on the CPU.
 """
 
 from __future__ import annotations

@@ -45,7 +45,7 @@ def load_function(
     Raises:
         ConfigError: when it cannot be imported, cannot be called, or does not accept an argument.
     """
-    function = _import(config.target, key)
+    function = imported(config.target, f"{key}._target_={config.target}")
     try:
         signature = inspect.signature(function)
     except (TypeError, ValueError):
@@ -74,16 +74,32 @@ def load_function(
     return functools.partial(function, **config.kwargs)
 
 
-def _import(target: str, key: str) -> Callable[..., Any]:
+def sampler_class(engine: str) -> Any:
+    """The class behind a dotted path that `rollout.engine` gives, for which see `engine.samplers.SamplerEngine`.
+
+    Raises:
+        ConfigError: when it cannot be imported, or has no `sample`.
+    """
+    said = f"rollout.engine={engine}"
+    found = imported(engine, said, "the dotted path of a class, such as my_module.MySampler, is needed")
+    if not callable(getattr(found, "sample", None)):
+        raise ConfigError(f"{said}: has no method sample; see grpo_sweeps.engine.samplers.SamplerEngine")
+    return found
+
+
+def imported(target: str, said: str, allowed: str = "a dotted path module.function is needed") -> Callable[..., Any]:
+    """What a dotted path names; `said` is how an error begins.
+
+    Raises:
+        ConfigError: when it cannot be imported or called.
+    """
     module_name, _, name = target.rpartition(".")
     if not module_name:
-        raise ConfigError(f"{key}._target_={target}: a dotted path module.function is needed")
+        raise ConfigError(f"{said}: {allowed}")
     try:
         function = getattr(importlib.import_module(module_name), name)
     except (ImportError, AttributeError) as error:
-        raise ConfigError(
-            f"{key}._target_={target}: cannot be imported ({error}); a dotted path module.function is needed"
-        ) from error
+        raise ConfigError(f"{said}: cannot be imported ({error}); {allowed}") from error
     if not callable(function):
-        raise ConfigError(f"{key}._target_={target}: is a {type(function).__name__}; a function is needed")
+        raise ConfigError(f"{said}: is a {type(function).__name__}; a function is needed")
     return function  # type: ignore[no-any-return]

@@ -121,6 +121,7 @@ class RolloutConfig:
     temperature: float = 1.0
     max_new_tokens: int = 128
     batch: int = 256  # rows sampled at once
+    engine: str = "auto"  # auto | eager | the dotted path of a class (see engine/samplers)
 
 
 @dataclass(frozen=True)

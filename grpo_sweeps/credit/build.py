@@ -160,7 +160,7 @@ def _manifest(
         },
         "commit": provenance.commit(), "dirty": provenance.dirty(), "versions": versions(), "command": public(command),
         "options": {key: value for key, value in asdict(options).items() if key not in ("out", "runs_dir")},
-        "seeds": "row_seed(seed, 'credit rollout' or 'credit value', problem, ...) of engine/sampler.py",
+        "seeds": "row_seed(seed, 'credit rollout' or 'credit value', problem, ...) of engine/rollouts.py",
         "problems": [problem.id for problem in sampled.problems],
         "prefixes": sampled.prefixes, "continuations": sampled.drawn, "seconds": round(seconds, 1),
         "made": datetime.now(UTC).isoformat(timespec="seconds"), "files": sorted(files),

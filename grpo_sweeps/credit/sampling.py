@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from grpo_sweeps.credit.shares import Starts, Values, mean_and_noise
-from grpo_sweeps.engine.sampler import Rollout, row_seed, sample
+from grpo_sweeps.engine.rollouts import Rollout, row_seed
 from grpo_sweeps.loop.continuations import Prefix, continued, edges_of
 from grpo_sweeps.loop.drawing import reward_of
 from grpo_sweeps.loop.setup import Setup
@@ -61,8 +61,8 @@ def draw(setup: Setup, problems: Sequence[Problem], plan: Plan) -> Sampled:
     prompts = setup.policy.encode([setup.prompt(p) for p in problems])
     owners = [p for p in range(len(problems)) for _ in range(plan.rollouts)]
     keys = [(plan.seed, "credit rollout", problems[p].id, i % plan.rollouts) for i, p in enumerate(owners)]
-    rollouts = sample(
-        setup.policy, [prompts[p] for p in owners], [row_seed(*key) for key in keys], setup.config.rollout,
+    rollouts = setup.sampler.sample(
+        [prompts[p] for p in owners], [row_seed(*key) for key in keys], setup.config.rollout,
         setup.config.task.stop, share_prompts=True,
     )  # fmt: skip
     rewards = [reward_of(setup, o.text, problems[p], key) for o, p, key in zip(rollouts, owners, keys, strict=True)]

@@ -19,7 +19,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from grpo_sweeps.engine.sampler import Rollout, completion_text, row_seed, sample
+from grpo_sweeps.engine.rollouts import Rollout, completion_text, row_seed
 from grpo_sweeps.loop.drawing import reward_of
 from grpo_sweeps.loop.setup import Setup
 from grpo_sweeps.spectra import Array
@@ -126,8 +126,8 @@ def continued(
         part = rows[start : start + rollout.batch]
         left = rollout.max_new_tokens - len(part[0][0][1])
         keys: list[tuple[int | str, ...]] = [(*key, problems[p].id, *ids, c) for (p, ids), c in part]
-        drawn = sample(
-            setup.policy, [(*prompts[p], *ids) for (p, ids), _ in part], [row_seed(*key) for key in keys],
+        drawn = setup.sampler.sample(
+            [(*prompts[p], *ids) for (p, ids), _ in part], [row_seed(*key) for key in keys],
             dataclasses.replace(rollout, max_new_tokens=left), stop, share_prompts=True,
         )  # fmt: skip
         for ((p, ids), _), one, own in zip(part, drawn, keys, strict=True):

@@ -8,7 +8,7 @@ from itertools import islice
 
 import numpy as np
 
-from grpo_sweeps.engine.sampler import Rollout, row_seed, sample
+from grpo_sweeps.engine.rollouts import Rollout, row_seed
 from grpo_sweeps.loop.setup import Setup
 from grpo_sweeps.rewards.parsing import verdict
 from grpo_sweeps.types import ConfigError, Problem, Verdict
@@ -76,7 +76,7 @@ def _groups(setup: Setup, step: int, problems: list[Problem]) -> list[Group]:
     config, R = setup.config, setup.config.R
     keys = [(config.seed, "train", step, p.id, r) for p in problems for r in range(R)]
     prompts = [ids for ids in setup.policy.encode([setup.prompt(p) for p in problems]) for _ in range(R)]
-    rollouts = sample(setup.policy, prompts, [row_seed(*key) for key in keys], config.rollout, config.task.stop)
+    rollouts = setup.sampler.sample(prompts, [row_seed(*key) for key in keys], config.rollout, config.task.stop)
     owners = [p for p in problems for _ in range(R)]
     verdicts = [verdict(o.text, p.answer) for o, p in zip(rollouts, owners, strict=True)]
     rewards = [reward_of(setup, o.text, p, key) for o, p, key in zip(rollouts, owners, keys, strict=True)]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from grpo_sweeps.engine.sampler import Rollout, row_seed, sample
+from grpo_sweeps.engine.rollouts import Rollout, row_seed
 from grpo_sweeps.loop.setup import Setup
 from grpo_sweeps.rewards.parsing import verdict
 from grpo_sweeps.types import EvalRecord
@@ -53,10 +53,10 @@ def _in_batches(
     seeds: Sequence[int],
     greedy: bool = False,
 ) -> list[Rollout]:
-    """The batches are those that `sample` would form itself; between them a run that was asked to stop can."""
+    """The batches are those that the sampler would form itself; between them a run that was asked to stop can."""
     rollout, out = setup.config.rollout, list[Rollout]()
     for start in range(0, len(prompts), rollout.batch):
         check()
         rows = slice(start, start + rollout.batch)
-        out += sample(setup.policy, prompts[rows], seeds[rows], rollout, setup.config.task.stop, greedy=greedy)
+        out += setup.sampler.sample(prompts[rows], seeds[rows], rollout, setup.config.task.stop, greedy=greedy)
     return out

@@ -26,7 +26,7 @@ from torch import Tensor
 
 from grpo_sweeps.engine.critic import Critic, credit
 from grpo_sweeps.engine.optim import learning_rate
-from grpo_sweeps.engine.sampler import Rollout
+from grpo_sweeps.engine.rollouts import Rollout
 from grpo_sweeps.estimators import row_weights
 from grpo_sweeps.loop.continuations import step_credit
 from grpo_sweeps.loop.geometry import Update, apply_update

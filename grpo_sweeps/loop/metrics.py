@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 import torch
 
-from grpo_sweeps.engine.sampler import Rollout
+from grpo_sweeps.engine.rollouts import Rollout
 from grpo_sweeps.spectra.records import spectral_metrics
 from grpo_sweeps.types import GroupRecord
 

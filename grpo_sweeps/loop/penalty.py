@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from grpo_sweeps.engine.sampler import Rollout
+from grpo_sweeps.engine.rollouts import Rollout
 from grpo_sweeps.loop.scoring import scored
 from grpo_sweeps.loop.setup import Setup
 from grpo_sweeps.maths.objective import kl, kl_in_reward

@@ -7,9 +7,8 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor, nn
 
-from grpo_sweeps.engine.batch import collate
 from grpo_sweeps.engine.head import causal_model, completion_log_probs, hidden_states
-from grpo_sweeps.engine.sampler import Rollout
+from grpo_sweeps.engine.rollouts import Rollout, collate
 from grpo_sweeps.loop.setup import Setup, micro_batch_groups, micro_batch_rows
 
 

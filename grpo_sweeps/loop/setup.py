@@ -13,13 +13,15 @@ import torch
 from grpo_sweeps.config import RunConfig
 from grpo_sweeps.config.checks import check_data
 from grpo_sweeps.config.functions import load_estimator, load_function
+from grpo_sweeps.engine import samplers
 from grpo_sweeps.engine.critic import Critic
 from grpo_sweeps.engine.gram import GradientGram
 from grpo_sweeps.engine.head import causal_model, output_head
 from grpo_sweeps.engine.optim import MasterAdamW
 from grpo_sweeps.engine.policy import Policy, load_policy, resolve_device
 from grpo_sweeps.engine.reference import Reference
-from grpo_sweeps.engine.sampler import row_seed
+from grpo_sweeps.engine.rollouts import row_seed
+from grpo_sweeps.engine.samplers import SamplerEngine
 from grpo_sweeps.maths.noise import NoiseWindow
 from grpo_sweeps.types import EstimatorFunction, Problem, RewardFunction, TaskData
 
@@ -53,6 +55,7 @@ class Setup:
 
     config: RunConfig
     policy: Policy
+    sampler: SamplerEngine
     optimizer: MasterAdamW
     gram: GradientGram | None
     data: TaskData
@@ -96,13 +99,16 @@ def prepare(config: RunConfig, say: Callable[[str], None] = _silent) -> Setup:
     check_data(data, config)
     say(f"loading {config.model.name}")
     policy = load_policy(config.model, resolve_device(config.trainer.device))
+    sampler = samplers.load(config.rollout.engine, policy)
     reference = Reference(policy.model) if config.objective.kl_beta > 0 else None
     gram = GradientGram(policy.model) if config.analysis.every else None
     if gram is not None:  # compilers work while the first rollouts are sampled
         gram.expect([(VERIFIED_ROWS, 1), (config.R, micro_batch_groups(config))])
     optimizer = MasterAdamW(policy.model.parameters(), config.trainer)
     critic = _critic(config, policy) if config.objective.critic else None
-    return Setup(config, policy, optimizer, gram, data, reward, estimator, reference=reference, critic=critic, say=say)
+    return Setup(
+        config, policy, sampler, optimizer, gram, data, reward, estimator, reference=reference, critic=critic, say=say
+    )  # fmt: skip
 
 
 def _critic(config: RunConfig, policy: Policy) -> Critic:

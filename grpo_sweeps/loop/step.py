@@ -23,7 +23,7 @@ import torch
 from torch import Tensor
 
 from grpo_sweeps.engine.optim import learning_rate
-from grpo_sweeps.engine.sampler import Rollout, same_as
+from grpo_sweeps.engine.rollouts import Rollout, same_as
 from grpo_sweeps.estimators import row_weights
 from grpo_sweeps.loop.drawing import draw
 from grpo_sweeps.loop.float32 import against_float32

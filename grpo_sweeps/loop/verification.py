@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from grpo_sweeps.engine.gram import measured_floor, verify_against_autograd
-from grpo_sweeps.engine.sampler import Rollout
+from grpo_sweeps.engine.rollouts import Rollout
 from grpo_sweeps.loop.scoring import row_sums
 from grpo_sweeps.loop.setup import VERIFIED_ROWS, Setup
 

@@ -75,7 +75,7 @@ def own_estimators(monkeypatch: pytest.MonkeyPatch) -> None:
         ("any_keys", [1.0, 0.0]),
         ("arrays_in", [1.0, 0.0]),
         ("tensors_in", [1.0, 7.0]),
-    ],  # fmt: skip
+    ],
 )
 def test_lengths_are_given_to_those_that_name_them(name: str, wanted: list[float]) -> None:
     kwargs = {"factor": 2.0} if name.startswith("of") else {}

@@ -24,9 +24,10 @@ from grpo_sweeps.config import (
 )
 from grpo_sweeps.credit.page import pieces
 from grpo_sweeps.credit.sampling import Plan, Sampled, choose, draw
-from grpo_sweeps.engine.sampler import row_seed, sample
+from grpo_sweeps.engine.rollouts import row_seed
 from grpo_sweeps.loop.setup import Setup, prepare
 from grpo_sweeps.types import ConfigError, Problem, TaskData
+from tests.sampling import sample
 
 pytestmark = pytest.mark.integration
 

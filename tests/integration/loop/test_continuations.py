@@ -10,13 +10,14 @@ import pytest
 import torch
 
 from grpo_sweeps.config import ObjectiveConfig, RolloutConfig, RunConfig
-from grpo_sweeps.engine.sampler import row_seed, sample
+from grpo_sweeps.engine.rollouts import row_seed
 from grpo_sweeps.estimators.token_level import vine
 from grpo_sweeps.loop.continuations import Credit, by_segment, edges_of, step_credit
 from grpo_sweeps.loop.inner import backward_of_loss, inner_step, prepare_terms, take_step
 from grpo_sweeps.loop.ratios import RatioTally
 from grpo_sweeps.loop.setup import Setup, prepare
 from grpo_sweeps.loop.step import Rated, rollouts_with_advantages
+from tests.sampling import sample
 from tests.unit.loop.slow_loss import added_gradient, rows_of_loss
 
 pytestmark = pytest.mark.integration

@@ -8,9 +8,8 @@ import pytest
 import torch
 
 from grpo_sweeps.config import LoraConfig, ModelConfig
-from grpo_sweeps.engine.batch import collate
 from grpo_sweeps.engine.policy import load_model, load_policy, resolve_device, save_plain
-from grpo_sweeps.engine.sampler import Rollout
+from grpo_sweeps.engine.rollouts import Rollout, collate
 from grpo_sweeps.models.shapes import SHAPES, shape_config, twin_config
 from grpo_sweeps.types import ConfigError
 

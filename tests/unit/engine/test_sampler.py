@@ -10,7 +10,8 @@ import torch
 
 from grpo_sweeps.config import RolloutConfig
 from grpo_sweeps.engine.policy import Policy
-from grpo_sweeps.engine.sampler import Rollout, row_seed, sample
+from grpo_sweeps.engine.rollouts import Rollout, row_seed
+from tests.sampling import sample
 
 PROMPTS = ["Question: 1+1?\nAnswer:", "a", "Question: a longer one, of many words?\nAnswer:"]
 LIMIT = 24

@@ -10,8 +10,8 @@ from transformers import AutoModelForCausalLM
 
 from grpo_sweeps.config import RolloutConfig
 from grpo_sweeps.engine.policy import Policy
-from grpo_sweeps.engine.sampler import sample
 from grpo_sweeps.models.shapes import SHAPES, twin_config
+from tests.sampling import sample
 from tests.unit.engine.gram_oracle import SUMS, batch, measured, oracle_rows, relative, whole
 
 WEIGHTS = torch.tensor([0.5, -1.0, 0.0, 2.0, -0.25], dtype=torch.float64)
@@ -42,8 +42,8 @@ def test_gram_of_a_twin(name: str, path: str) -> None:
 @pytest.mark.parametrize("name", sorted(SHAPES))
 def test_a_twin_is_sampled_as_it_is_scored(name: str) -> None:
     """Left-padded with a cache against right-padded without: positions, masks and the head agree."""
-    from grpo_sweeps.engine.batch import collate
     from grpo_sweeps.engine.head import completion_log_probs
+    from grpo_sweeps.engine.rollouts import collate
 
     policy = Policy(twin(name, torch.float32), Characters(), (2,), 2, torch.device("cpu"))  # type: ignore[arg-type]
     rollouts = sample(policy, [[5, 6, 7], [8], [9, 10, 11, 12, 13]], [0, 1, 2], RolloutConfig(max_new_tokens=6))

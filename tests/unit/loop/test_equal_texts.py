@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from grpo_sweeps.config import FunctionConfig, ModelConfig, RolloutConfig, RunConfig, TaskConfig
-from grpo_sweeps.engine.sampler import same_as
+from grpo_sweeps.engine.rollouts import same_as
 from grpo_sweeps.loop.setup import prepare
 from grpo_sweeps.loop.step import rollouts_with_advantages
 from grpo_sweeps.loop.train import train

@@ -135,7 +135,7 @@ def test_minibatches_are_updates_of_their_own(make_config: MakeConfig) -> None:
     norms = []
     for half in (slice(0, 2), slice(2, 4)):
         weights = torch.zeros_like(rated.weights_GR)
-        weights[half] = row_weights(rated.advantages_GR[half], lengths[half], "token_mean", 8)
+        weights[half] = torch.from_numpy(row_weights(rated.advantages_GR[half], lengths[half], "token_mean", 8))
         for rollout, weight in zip(rated.rollouts, weights.flatten(), strict=True):
             if weight:
                 (-weight * one_by_one(slow, slow.policy.model, rollout).sum()).backward()

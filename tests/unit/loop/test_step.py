@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from grpo_sweeps.config import RolloutConfig, RunConfig
-from grpo_sweeps.engine.sampler import Rollout
+from grpo_sweeps.engine.rollouts import Rollout
 from grpo_sweeps.estimators import DECLARATIONS, opo
 from grpo_sweeps.loop.metrics import group_shares
 from grpo_sweeps.loop.setup import Setup, micro_batch_groups, prepare

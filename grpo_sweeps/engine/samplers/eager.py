@@ -1,16 +1,13 @@
-"""Sample rollouts with a key-value cache, one random stream a row.
+"""Samples rollouts token by token with transformers' own forward and a key-value cache.
 
-Every row draws its uniform numbers from a generator seeded by (run seed, stream, step, prompt, rollout), and a token is
-the inverse of the cumulative distribution at the next of them. Which other rows share the batch therefore cannot
-change a sample, other than through the rounding of the logits.
+A token is the inverse of the cumulative distribution at the next uniform number of its row. Which other rows share the
+batch therefore cannot change a sample, other than through the rounding of the logits.
 """
 
 from __future__ import annotations
 
-import hashlib
 import inspect
 from collections.abc import Sequence
-from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
 
@@ -21,87 +18,41 @@ from transformers import DynamicCache
 
 from grpo_sweeps.config import RolloutConfig
 from grpo_sweeps.engine.policy import Policy
+from grpo_sweeps.engine.rollouts import Rollout, completion_text
 
 COMPACT_BELOW = 0.75  # finished rows leave the batch once fewer than this share of it is still running
 
 
-@dataclass(frozen=True)
-class Rollout:
-    """One sampled completion.
+class EagerSampler:
+    """Takes every model that transformers generates with; see `SamplerEngine`."""
 
-    completion_ids: the tokens, the end-of-sequence token included where it was drawn.
-    text: the completion without special tokens, cut before a stop string.
-    logprobs: (T,) float32, log-probability of each token under the sampler (at the sampling temperature).
-    truncated: True when neither an end-of-sequence token nor a stop string came within the limit.
-    """
+    name = "eager"
 
-    prompt_ids: tuple[int, ...]
-    completion_ids: tuple[int, ...]
-    text: str
-    logprobs: np.ndarray
-    truncated: bool
+    def __init__(self, policy: Policy) -> None:
+        self.policy = policy
 
-    @property
-    def length(self) -> int:
-        return len(self.completion_ids)
-
-
-def same_as(completions: Sequence[tuple[int, ...]]) -> tuple[int, ...]:
-    """For each completion of one prompt the first with the same tokens.
-
-    >>> same_as([(5, 1), (7, 1), (5, 1)])
-    (0, 1, 0)
-    """
-    first: dict[tuple[int, ...], int] = {}
-    return tuple(first.setdefault(tokens, i) for i, tokens in enumerate(completions))
-
-
-def row_seed(*parts: int | str) -> int:
-    """A 64-bit seed from what identifies a row; the same on every platform and in every process."""
-    text = "\x1f".join(str(part) for part in parts)
-    return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8).digest(), "little")
-
-
-@torch.no_grad()
-def sample(
-    policy: Policy,
-    prompt_ids: Sequence[Sequence[int]],
-    seeds: Sequence[int],
-    config: RolloutConfig,
-    stop: Sequence[str] = (),
-    greedy: bool = False,
-    share_prompts: bool = False,
-) -> list[Rollout]:
-    """One completion for each row of `prompt_ids`, `config.batch` rows at a time.
-
-    Args:
-        prompt_ids: token ids of each row's prompt (repeat a prompt for several rollouts).
-        seeds: one a row, see `row_seed`; not used when `greedy`.
-        config: temperature, longest completion, rows at once.
-        stop: strings that end a completion; the tokens up to the one that completes the string belong to the rollout.
-        greedy: take the most probable token instead of sampling.
-        share_prompts: read a prompt that several rows of a batch have once, not once a row: the same up to rounding.
-
-    Returns:
-        The rollouts, in the order of the rows.
-    """
-    was_training = policy.model.training
-    policy.model.eval()
-    try:
-        rollouts: list[Rollout] = []
-        for start in range(0, len(prompt_ids), config.batch):
-            rows = slice(start, start + config.batch)
-            rollouts += _Batch(policy, prompt_ids[rows], seeds[rows], config, stop, greedy).run(share_prompts)
-        return rollouts
-    finally:
-        policy.model.train(was_training)
-
-
-def completion_text(tokenizer: Any, ids: Sequence[int], stop: Sequence[str] = ()) -> str:
-    """The text of a completion's tokens, without special tokens, cut before the first stop string."""
-    text = str(tokenizer.decode(list(ids), skip_special_tokens=True))
-    ends = [text.find(one) for one in stop if one in text]
-    return text[: min(ends)] if ends else text
+    @torch.no_grad()
+    def sample(
+        self,
+        prompt_ids: Sequence[Sequence[int]],
+        seeds: Sequence[int],
+        config: RolloutConfig,
+        stop: Sequence[str] = (),
+        greedy: bool = False,
+        share_prompts: bool = False,
+    ) -> list[Rollout]:
+        """One completion for each row of `prompt_ids`, `config.batch` rows at a time; see `SamplerEngine.sample`."""
+        policy = self.policy
+        was_training = policy.model.training
+        policy.model.eval()
+        try:
+            rollouts: list[Rollout] = []
+            for start in range(0, len(prompt_ids), config.batch):
+                rows = slice(start, start + config.batch)
+                rollouts += _Batch(policy, prompt_ids[rows], seeds[rows], config, stop, greedy).run(share_prompts)
+            return rollouts
+        finally:
+            policy.model.train(was_training)
 
 
 class _Batch:

@@ -1,0 +1,150 @@
+"""A sampler engine from outside the package, chosen by its dotted path: a real run, and what is refused."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import ClassVar
+
+import numpy as np
+import pytest
+import torch
+
+from grpo_sweeps.config import RolloutConfig
+from grpo_sweeps.config.checks import check, check_functions
+from grpo_sweeps.engine.policy import Policy
+from grpo_sweeps.engine.rollouts import Rollout, completion_text
+from grpo_sweeps.engine.samplers import load
+from grpo_sweeps.run import main
+from grpo_sweeps.sweep.identity import identity
+from grpo_sweeps.tracking.local import read_groups, read_status
+from grpo_sweeps.types import ConfigError
+from tests.composing import run_config
+
+pytestmark = pytest.mark.integration
+
+from tests.unit.engine.conftest import policy64  # noqa: E402,F401
+
+HERE = "tests.integration.test_sampler_engine"
+RUN = ("R=4", "tracking=local", "trainer.steps=2", "trainer.prompts=2", "trainer.eval_problems=4",
+       "trainer.device=cpu", "rollout.max_new_tokens=8")  # fmt: skip
+
+
+class WholeForward:
+    """Reads the whole row again for every token: no cache, no batch. The slow, obvious way to what `eager` draws."""
+
+    name = "whole forward"
+    calls: ClassVar[list[int]] = []  # rows of each call
+
+    def __init__(self, policy: Policy) -> None:
+        self.policy = policy
+
+    def sample(
+        self, prompt_ids: Sequence[Sequence[int]], seeds: Sequence[int], config: RolloutConfig,
+        stop: Sequence[str] = (), greedy: bool = False, share_prompts: bool = False,
+    ) -> list[Rollout]:  # fmt: skip
+        self.calls.append(len(prompt_ids))
+        return [self.row(ids, seed, config, stop, greedy) for ids, seed in zip(prompt_ids, seeds, strict=True)]
+
+    @torch.no_grad()
+    def row(
+        self, prompt: Sequence[int], seed: int, config: RolloutConfig, stop: Sequence[str], greedy: bool
+    ) -> Rollout:
+        uniforms = np.random.Generator(np.random.Philox(seed)).random(config.max_new_tokens)
+        drawn, logprobs, ended = list[int](), list[float](), False
+        while not ended and len(drawn) < config.max_new_tokens:
+            logits_V = self.policy.model(input_ids=torch.tensor([[*prompt, *drawn]])).logits[0, -1]
+            logp_V = torch.log_softmax(logits_V.float() / config.temperature, dim=-1)
+            cdf_V = logp_V.double().exp().cumsum(0)
+            target = uniforms[len(drawn)] * cdf_V[-1]
+            token = int(logp_V.argmax()) if greedy else int(torch.searchsorted(cdf_V, target, right=True))
+            drawn.append(token)
+            logprobs.append(float(logp_V[token]))
+            whole = self.policy.tokenizer.decode(drawn, skip_special_tokens=True)
+            ended = token in self.policy.eos_ids or any(text in whole for text in stop)
+        text = completion_text(self.policy.tokenizer, drawn, stop)
+        return Rollout(tuple(prompt), tuple(drawn), text, np.float32(logprobs), not ended)
+
+
+class NoSample:
+    def __init__(self, policy: Policy) -> None: ...
+
+
+class Broken:
+    """Fails as `fault` says."""
+
+    name, fault = "broken", ""
+
+    def __init__(self, policy: Policy) -> None:
+        if self.fault == "made":
+            raise RuntimeError("no server")
+
+    def sample(self, prompt_ids, seeds, config, stop=(), greedy=False, share_prompts=False):  # type: ignore[no-untyped-def]
+        one = Rollout((1, 2), (3,), "x", np.zeros(1, dtype=np.float32), False)
+        return {
+            "few": [one],
+            "other prompt": [one, Rollout((9,), (3,), "x", one.logprobs, False)],
+            "long": [one, Rollout((1, 2), (3,) * 9, "x", np.zeros(9, dtype=np.float32), False)],
+            "empty": [one, Rollout((1, 2), (), "", np.zeros(0, dtype=np.float32), False)],
+            "no log-probabilities": [one, Rollout((1, 2), (3, 4), "x", one.logprobs, False)],
+        }[self.fault]
+
+
+def test_a_run_draws_by_it_what_eager_draws(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Training and evaluation go through the chosen engine; identity and rewards are those of the built-in one."""
+    monkeypatch.chdir(tmp_path)
+    WholeForward.calls.clear()
+    engine = f"rollout.engine={HERE}.WholeForward"
+    for words in (("sweep=own", engine), ("sweep=built_in",)):
+        assert main([*RUN, *words]) == 0
+    found = identity(run_config(*RUN))
+    assert found == identity(run_config(*RUN, engine)) == identity(run_config(*RUN, "rollout.engine=eager"))
+    own, built_in = (tmp_path / "runs" / sweep / found for sweep in ("own", "built_in"))
+    assert read_status(own).state == read_status(built_in).state == "finished"
+    assert WholeForward.calls.count(8) == 2 and len(WholeForward.calls) > 2  # two steps of 2 x 4, and evaluations
+    for a, b in zip(read_groups(own), read_groups(built_in), strict=True):
+        assert (a.prompt_id, a.rewards, a.lengths, a.same_as) == (b.prompt_id, b.rewards, b.lengths, b.same_as)
+        assert a.logprob_sums == pytest.approx(b.logprob_sums, abs=1e-4)
+
+
+@pytest.mark.parametrize(
+    ("engine", "words"),
+    [
+        ("fast", "rollout.engine=fast: choose one of auto, eager, or give the dotted path of a class"),
+        ("no_such_module.Sampler", r"rollout.engine=no_such_module.Sampler: cannot be imported \(No module"),
+        (f"{HERE}.Missing", "cannot be imported"),
+        (f"{HERE}.NoSample", "has no method sample"),
+        (f"{HERE}.HERE", "is a str; a function is needed"),
+    ],
+)
+def test_what_is_no_engine_is_refused_before_a_model_is_loaded(engine: str, words: str) -> None:
+    config = run_config(f"rollout.engine={engine}")
+    with pytest.raises(ConfigError, match=words):
+        check(config)
+        check_functions(config)
+
+
+def test_an_engine_that_cannot_be_made_is_one_sentence(monkeypatch: pytest.MonkeyPatch, policy64: Policy) -> None:
+    monkeypatch.setattr(Broken, "fault", "made")
+    with pytest.raises(ConfigError, match=r"no sampler can be made of it \(RuntimeError: no server\)"):
+        load(f"{HERE}.Broken", policy64)
+
+
+@pytest.mark.parametrize(
+    ("fault", "words"),
+    [
+        ("few", "1 rollouts came back for 2 rows"),
+        ("other prompt", "rollout 1 is of another prompt"),
+        ("long", "rollout 1 has 9 tokens and 9 log-probabilities; .* from 1 to rollout.max_new_tokens=8"),
+        ("empty", "rollout 1 has 0 tokens"),
+        ("no log-probabilities", "2 tokens and 1 log-probabilities"),
+    ],
+)
+def test_rollouts_that_cannot_be_are_refused_where_they_arrive(
+    fault: str, words: str, monkeypatch: pytest.MonkeyPatch, policy64: Policy
+) -> None:
+    monkeypatch.setattr(Broken, "fault", fault)
+    engine = load(f"{HERE}.Broken", policy64)
+    assert engine.name == "broken"
+    with pytest.raises(ValueError, match=words):
+        engine.sample([(1, 2), (1, 2)], [0, 1], RolloutConfig(max_new_tokens=8))
