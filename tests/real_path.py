@@ -21,7 +21,7 @@ import pytest
 from grpo_sweeps.config import RunConfig, to_mapping
 from grpo_sweeps.config.checks import check
 from grpo_sweeps.loop import train as train_module
-from grpo_sweeps.loop.metrics import spectral_metrics
+from grpo_sweeps.loop.results import spectral_metrics
 from grpo_sweeps.loop.setup import Setup
 from grpo_sweeps.sweep.execute import execute
 from grpo_sweeps.tracking.local import read_groups, read_metrics

@@ -14,7 +14,7 @@ import numpy as np
 from grpo_sweeps.credit.shares import Starts, Values, mean_and_noise
 from grpo_sweeps.engine.rollouts import Rollout, row_seed
 from grpo_sweeps.loop.continuations import Prefix, continued, edges_of
-from grpo_sweeps.loop.drawing import reward_of
+from grpo_sweeps.loop.rollouts import reward_of
 from grpo_sweeps.loop.setup import Setup
 from grpo_sweeps.spectra import Array
 from grpo_sweeps.types import Problem

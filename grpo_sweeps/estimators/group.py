@@ -8,9 +8,9 @@ standard deviation.
 from __future__ import annotations
 
 import numpy as np
-from numpy.typing import ArrayLike
+from numpy.typing import ArrayLike, NDArray
 
-from grpo_sweeps.types import Array
+Array = NDArray[np.float64]
 
 
 def check_scale(ddof: int, eps: float, count: str) -> None:

@@ -20,7 +20,7 @@ import torch
 from torch import Tensor
 
 from grpo_sweeps.engine.rollouts import Rollout, completion_text, row_seed
-from grpo_sweeps.loop.drawing import reward_of
+from grpo_sweeps.loop.rollouts import reward_of
 from grpo_sweeps.loop.setup import Setup
 from grpo_sweeps.spectra import Array
 from grpo_sweeps.types import Problem

@@ -29,23 +29,13 @@ from grpo_sweeps.engine.optim import learning_rate
 from grpo_sweeps.engine.rollouts import Rollout
 from grpo_sweeps.estimators import row_weights
 from grpo_sweeps.loop.continuations import step_credit
-from grpo_sweeps.loop.geometry import Update, apply_update
-from grpo_sweeps.loop.gradient_noise import gradient_noise
 from grpo_sweeps.loop.measured import Measured, measured_block, read_block
-from grpo_sweeps.loop.metrics import StepTimes, step_metrics
-from grpo_sweeps.loop.ratios import RatioTally
-from grpo_sweeps.loop.schedule import due
+from grpo_sweeps.loop.results import RatioTally, StepResult, StepTimes, completions, record, step_metrics
+from grpo_sweeps.loop.rollouts import Rated, rollouts_with_advantages
 from grpo_sweeps.loop.scoring import blocks, features, micro_batches, scored, spread, token_log_probs
-from grpo_sweeps.loop.setup import Setup
-from grpo_sweeps.loop.step import (
-    Rated,
-    StepResult,
-    before_the_first_step,
-    completions,
-    record,
-    rollouts_with_advantages,
-    training_step,
-)
+from grpo_sweeps.loop.setup import Setup, due
+from grpo_sweeps.loop.step import before_the_first_step, training_step
+from grpo_sweeps.loop.update import Update, apply_update, gradient_noise
 from grpo_sweeps.maths.objective import kl, kl_slope, surrogate
 
 

@@ -11,8 +11,7 @@ import torch
 from grpo_sweeps.config import TrainerConfig
 from grpo_sweeps.engine import checkpoint
 from grpo_sweeps.engine.policy import not_finite
-from grpo_sweeps.loop.schedule import due
-from grpo_sweeps.loop.setup import Setup
+from grpo_sweeps.loop.setup import Setup, due
 from grpo_sweeps.tracking.local import LocalRecord
 
 FOLDER = "checkpoints"

@@ -147,3 +147,8 @@ def _seed_everything(seed: int) -> None:
     torch.backends.cuda.matmul.allow_tf32 = False
     torch.backends.cudnn.allow_tf32 = False
     os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
+
+
+def due(step: int, every: int) -> bool:
+    """At steps 0, every, 2 every, ...; never where `every` is 0."""
+    return bool(every) and step % every == 0

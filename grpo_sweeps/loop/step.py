@@ -16,58 +16,16 @@ The objective of a step is sum_i w_i log pi(o_i | x_i), ascended. Departures fro
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
-
-import numpy as np
 import torch
-from torch import Tensor
 
 from grpo_sweeps.engine.optim import learning_rate
-from grpo_sweeps.engine.rollouts import Rollout, same_as
-from grpo_sweeps.estimators import row_weights
-from grpo_sweeps.loop.drawing import draw
-from grpo_sweeps.loop.float32 import against_float32
-from grpo_sweeps.loop.geometry import apply_update
-from grpo_sweeps.loop.gradient_noise import gradient_noise
 from grpo_sweeps.loop.measured import Measured, measured_block, read_block
-from grpo_sweeps.loop.metrics import StepTimes, step_metrics
-from grpo_sweeps.loop.penalty import less_kl
-from grpo_sweeps.loop.schedule import due
+from grpo_sweeps.loop.results import StepResult, StepTimes, completions, record, step_metrics
+from grpo_sweeps.loop.rollouts import Rated, rollouts_with_advantages
 from grpo_sweeps.loop.scoring import blocks, micro_batches, row_sums
-from grpo_sweeps.loop.setup import Setup
-from grpo_sweeps.loop.verification import verify
-from grpo_sweeps.types import Completion, GroupRecord, Problem, RowKind, UpdateRecord, Verdict
-
-
-@dataclass(frozen=True)
-class Rated:
-    """A step's rollouts with what was made of them, before the backward. Lists of length G R, group after group.
-
-    metrics: what the step says of how they were drawn and rewarded, where that is not the plain way.
-    """
-
-    problems: list[Problem]
-    rollouts: list[Rollout]
-    verdicts: list[Verdict]
-    rewards_GR: Tensor
-    advantages_GR: Tensor
-    weights_GR: Tensor
-    metrics: dict[str, float] = field(default_factory=dict)
-
-    def rows(self, g: int) -> slice:
-        R = self.rewards_GR.shape[1]
-        return slice(g * R, (g + 1) * R)
-
-    def rollouts_of(self, groups: list[int]) -> list[Rollout]:
-        return [o for g in groups for o in self.rollouts[self.rows(g)]]
-
-
-@dataclass(frozen=True)
-class StepResult:
-    metrics: dict[str, float]
-    groups: list[GroupRecord]
-    completions: list[Completion]
-    updates: list[UpdateRecord] = field(default_factory=list)
+from grpo_sweeps.loop.setup import Setup, due
+from grpo_sweeps.loop.update import apply_update, gradient_noise
+from grpo_sweeps.loop.verification import against_float32, verify
 
 
 def training_step(setup: Setup, step: int) -> StepResult:
@@ -91,39 +49,6 @@ def training_step(setup: Setup, step: int) -> StepResult:
     metrics = step_metrics(groups, rated.rollouts, measured, update.grad_norm, lr, times, setup.config.analysis.scores)
     metrics |= before | rated.metrics | update.metrics | gradient_noise(setup, step, groups, update.grad_norm)
     return StepResult(metrics, groups, completions(setup, rated, step), update.records)
-
-
-def rollouts_with_advantages(setup: Setup, step: int) -> Rated:
-    """R rollouts for each of the step's prompts, their rewards, advantages and row weights."""
-    config = setup.config
-    drawn = draw(setup, step)
-    groups = drawn.groups
-    rollouts = [o for group in groups for o in group.rollouts]
-    rewards_GR = torch.tensor([group.rewards for group in groups], dtype=torch.float64)
-    lengths_GR = torch.tensor([o.length for o in rollouts]).view_as(rewards_GR)
-    rewards_GR, metrics = less_kl(setup, rollouts, rewards_GR)
-    advantages = _checked(setup.estimator(rewards_GR.numpy(), lengths_GR.numpy()), rewards_GR, config.estimator.target)
-    weights = row_weights(advantages, lengths_GR.numpy(), config.aggregation, config.rollout.max_new_tokens)
-    return Rated(
-        [group.problem for group in groups],
-        rollouts,
-        [v for group in groups for v in group.verdicts],
-        rewards_GR,
-        torch.from_numpy(advantages),
-        torch.from_numpy(weights),
-        drawn.metrics | metrics,
-    )
-
-
-def _checked(values: object, rewards_GR: Tensor, estimator: str) -> np.ndarray:
-    """The advantages. Estimators may be a user's own: what they return is checked where it arrives."""
-    shape = tuple(rewards_GR.shape)
-    if not isinstance(values, np.ndarray) or values.shape != shape:
-        found = values.shape if isinstance(values, np.ndarray) else type(values).__name__
-        raise ValueError(f"estimator {estimator} gave {found}: an array or tensor of shape {shape} is needed")
-    if not np.isfinite(values).all():
-        raise ValueError(f"estimator {estimator} gave {values[~np.isfinite(values)][0]}: finite numbers are needed")
-    return values
 
 
 def before_the_first_step(setup: Setup, rated: Rated, step: int, times: StepTimes) -> dict[str, float]:
@@ -175,60 +100,3 @@ def _plain_backward(setup: Setup, rated: Rated, groups: list[int]) -> list[Measu
         sums.append(scores_B.detach().double().cpu())
     sums_GR = torch.cat(sums).numpy().reshape(len(groups), -1)
     return [Measured(sums_R) for sums_R in sums_GR]
-
-
-def record(rated: Rated, measured: dict[int, Measured], step: int, g: int, kind: RowKind = "scores") -> GroupRecord:
-    rows, part = rated.rows(g), measured.get(g)
-    sampled = [float(o.logprobs.astype(np.float64).sum()) for o in rated.rollouts[rows]]
-    return GroupRecord(
-        step=step,
-        group=g,
-        prompt_id=rated.problems[g].id,
-        R=rated.rewards_GR.shape[1],
-        rewards=tuple(rated.rewards_GR[g].tolist()),
-        advantages=tuple(rated.advantages_GR[g].tolist()),
-        weights=tuple(rated.weights_GR[g].tolist()),
-        lengths=tuple(o.length for o in rated.rollouts[rows]),
-        # a group that took no part was not scored: the sampler's own sums stand in
-        logprob_sums=tuple(part.logprob_sums.tolist()) if part else tuple(sampled),
-        strict=tuple(v.strict for v in rated.verdicts[rows]),
-        flexible=tuple(v.flexible for v in rated.verdicts[rows]),
-        rows=kind,
-        gram=part.gram if part else None,
-        floor=part.floor if part else 0.0,
-        gram_by=(part.gram_by or {}) if part else {},
-        same_as=same_as([o.completion_ids for o in rated.rollouts[rows]]),
-    )
-
-
-def completions(setup: Setup, rated: Rated, step: int) -> list[Completion]:
-    """Every so many steps the completions of one group are kept whole, to be read: the first from which something is
-    learnt and whose rewards differ, where the step has such a group."""
-    if not due(step, setup.config.analysis.keep_completions_every):
-        return []
-    g = _worth_reading(rated)
-    rows, problem = rated.rows(g), rated.problems[g]
-    return [
-        Completion(
-            step=step,
-            group=g,
-            prompt_id=problem.id,
-            rollout=r,
-            prompt=setup.prompt(problem),
-            text=rollout.text,
-            reward=float(rated.rewards_GR[g, r]),
-            advantage=float(rated.advantages_GR[g, r]),
-            strict=verdict.strict,
-            flexible=verdict.flexible,
-            length=rollout.length,
-            truncated=rollout.truncated,
-        )
-        for r, (rollout, verdict) in enumerate(zip(rated.rollouts[rows], rated.verdicts[rows], strict=True))
-    ]
-
-
-def _worth_reading(rated: Rated) -> int:
-    """The first group with advantages and different rewards, else with advantages, else the first of all."""
-    taught_G = (rated.advantages_GR != 0).any(dim=1)
-    mixed_G = rated.rewards_GR.amax(dim=1) > rated.rewards_GR.amin(dim=1)
-    return max(range(len(rated.problems)), key=lambda g: (bool(taught_G[g]), bool(mixed_G[g])))

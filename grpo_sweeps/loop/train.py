@@ -10,10 +10,9 @@ from grpo_sweeps.config import RunConfig, to_mapping
 from grpo_sweeps.loop.evaluate import evaluate
 from grpo_sweeps.loop.inner import take_step
 from grpo_sweeps.loop.keep import Keeper
-from grpo_sweeps.loop.metrics import relative_entropy
 from grpo_sweeps.loop.progress import RunProgress
-from grpo_sweeps.loop.schedule import due
-from grpo_sweeps.loop.setup import Setup, prepare
+from grpo_sweeps.loop.results import relative_entropy
+from grpo_sweeps.loop.setup import Setup, due, prepare
 from grpo_sweeps.loop.watch import Stopped, Watch
 from grpo_sweeps.tracking.local import LocalRecord, read_metrics, read_status
 from grpo_sweeps.tracking.status import FILE_NAME as STATUS

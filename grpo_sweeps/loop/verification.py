@@ -1,4 +1,10 @@
-"""What a run makes sure of before its first update, on a small block: the Gram is that of the gradients it applies."""
+"""What a run makes sure of before its first update: the Gram is that of the gradients it applies (`verify`), and a
+half-type model's spectra are so far from those of the same weights in float32 (`against_float32`).
+
+The second is a measurement of its own: it says what the training dtype does to effective rank, participation ratio and
+top-1 fraction, and changes none of them. Both Grams are of the same rollouts. Single entries of K differ by far more
+than the spectra do, so that no bound on the entries can stand in for this.
+"""
 
 from __future__ import annotations
 
@@ -6,13 +12,29 @@ import functools
 from collections.abc import Sequence
 from dataclasses import replace
 
-from grpo_sweeps.engine.gram import measured_floor, verify_against_autograd
-from grpo_sweeps.engine.rollouts import Rollout
+import numpy as np
+import torch
+
+from grpo_sweeps import spectra
+from grpo_sweeps.engine.gram import GradientGram, measured_floor, verify_against_autograd
+from grpo_sweeps.engine.gram.verify import set_aside
+from grpo_sweeps.engine.rollouts import Rollout, same_as
+from grpo_sweeps.engine.widened import in_float32
+from grpo_sweeps.loop.measured import measured_block
 from grpo_sweeps.loop.scoring import row_sums
-from grpo_sweeps.loop.setup import VERIFIED_ROWS, Setup
+from grpo_sweeps.loop.setup import VERIFIED_ROWS, Setup, micro_batch_rows
+from grpo_sweeps.maths.intervals import mean_interval
+from grpo_sweeps.spectra.equal import merged
 
 TOKENS = 128  # of a row of the block that is verified
 LARGE_MODEL = 10**9  # trainable parameters from which on two rows' gradients are held at once, not four
+QUANTITIES = {
+    "effective_rank": spectra.effective_rank,
+    "participation_ratio": spectra.participation_ratio,
+    "top1_fraction": spectra.top1_fraction,
+}
+ROWS_AT_ONCE = 8  # activations in float32 take twice the room
+FEW_GROUPS = 2  # of a large model
 
 
 def verify(setup: Setup, rollouts: Sequence[Rollout]) -> None:
@@ -40,3 +62,85 @@ def piece(rollout: Rollout, tokens: int = TOKENS) -> Rollout:
     completion = rollout.completion_ids[: max(tokens // 2, tokens - len(rollout.prompt_ids))]
     prompt = rollout.prompt_ids[-max(1, tokens - len(completion)) :]
     return replace(rollout, prompt_ids=prompt, completion_ids=completion, logprobs=rollout.logprobs[: len(completion)])
+
+
+def against_float32(
+    setup: Setup, groups: Sequence[Sequence[Rollout]], weights: Sequence[np.ndarray]
+) -> dict[str, float]:  # fmt: skip
+    """`float32/...` metrics: relative differences of the training dtype's spectra from float32's.
+
+    groups: the rollouts of each group; weights: (R,) each; a group whose weights are all zero is taken with those of
+    k = 1 .. R-1 right rollouts; one whose rollouts are all one text has no spectrum to compare. For each quantity the
+    mean difference over groups, its 95% interval and the largest absolute one; `float32/entry` the mean over groups of
+    the largest difference of K_ij over sqrt(K_ii K_jj). Empty for a model in float32 or wider, and, said in the log,
+    where the memory is too small.
+    """
+    model = setup.policy.model
+    if not groups or all(p.dtype not in (torch.bfloat16, torch.float16) for p in model.parameters()):
+        return {}
+    if sum(p.numel() for p in model.parameters()) >= LARGE_MODEL:
+        groups, weights = groups[:FEW_GROUPS], weights[:FEW_GROUPS]
+    texts = [np.array(same_as([rollout.completion_ids for rollout in group])) for group in groups]
+    several = [g for g, same in enumerate(texts) if same.any()]
+    if not several:
+        return {}
+    groups, weights, texts = [groups[g] for g in several], [weights[g] for g in several], [texts[g] for g in several]
+    setup.say(f"comparing the spectra of {len(groups)} groups with those in float32")
+    parameters = [p for p in model.parameters() if p.requires_grad]
+    try:
+        with set_aside(parameters):
+            own = _grams(setup, groups)
+            with in_float32(model):
+                wide = _grams(setup, groups)
+    except torch.OutOfMemoryError:
+        setup.say("the memory is too small for the weights in float32: the dtype is not compared")
+        return {}
+    return _metrics(own, wide, [_weights_of(w_R) for w_R in weights], texts)
+
+
+def _grams(setup: Setup, groups: Sequence[Sequence[Rollout]]) -> list[np.ndarray]:
+    """(R, R) Gram of each group's scores, by a GradientGram of its own; `.grad` is empty afterwards."""
+    trainer, R = setup.config.trainer, len(groups[0])
+    rows = min(micro_batch_rows(setup.config), R, ROWS_AT_ONCE)
+    config = replace(setup.config, trainer=replace(trainer, micro_batch=rows))
+    own = replace(setup, config=config, gram=GradientGram(setup.policy.model))
+    found = []
+    for rollouts in groups:
+        m, _ = measured_block(own, torch.ones(R), functools.partial(_scores, own, rollouts), check=True)
+        found.append(m.matrices()[0].numpy())
+        for parameter in setup.policy.model.parameters():
+            parameter.grad = None
+    return found
+
+
+def _scores(setup: Setup, rollouts: Sequence[Rollout], rows: slice) -> torch.Tensor:
+    return row_sums(setup, rollouts[rows])
+
+
+def _weights_of(weights_R: np.ndarray) -> np.ndarray:
+    """(S, R): the group's own weights, or those of k = 1 .. R-1 right rollouts where it has none."""
+    if weights_R.any():
+        return weights_R[None]
+    R = len(weights_R)
+    right = np.arange(R)[None] < np.arange(1, R)[:, None]
+    return right - right.mean(axis=1, keepdims=True)
+
+
+def _metrics(
+    own: Sequence[np.ndarray], wide: Sequence[np.ndarray], weights: Sequence[np.ndarray], texts: Sequence[np.ndarray]
+) -> dict[str, float]:
+    metrics = {"float32/groups": float(len(own))}
+    for name, quantity in QUANTITIES.items():
+        differences = []
+        for K, exact, w_SR, same_R in zip(own, wide, weights, texts, strict=True):
+            same_SR = np.broadcast_to(same_R, w_SR.shape)
+            merged_both = (merged(gram, w_SR, same_SR) for gram in (K, exact))
+            ours, theirs = (np.asarray(quantity(spectra.singular_values(*of))) for of in merged_both)
+            differences.append(ours / theirs - 1)
+        interval = mean_interval([d.mean() for d in differences])
+        largest = float(max(np.abs(d).max() for d in differences))
+        metrics |= {f"float32/{name}": interval.mean, f"float32/{name}_largest": largest}
+        if interval.known:
+            metrics |= {f"float32/{name}_low": interval.low, f"float32/{name}_high": interval.high}
+    entries = [np.abs(a - b) / np.sqrt(np.outer(b.diagonal(), b.diagonal())) for a, b in zip(own, wide, strict=True)]
+    return metrics | {"float32/entry": float(np.mean([e.max() for e in entries]))}

@@ -23,7 +23,7 @@ from numpy.typing import ArrayLike, NDArray
 from scipy import sparse, special
 from scipy.sparse import csgraph
 
-from grpo_sweeps.spectra import Array
+from grpo_sweeps.types import Array
 
 
 @dataclass(frozen=True, slots=True)

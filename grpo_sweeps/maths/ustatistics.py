@@ -22,9 +22,9 @@ from __future__ import annotations
 import math
 
 import numpy as np
-from numpy.typing import ArrayLike, NDArray
+from numpy.typing import ArrayLike
 
-Array = NDArray[np.float64]
+from grpo_sweeps.types import Array
 
 
 def signal(rewards_R: ArrayLike, gram_RR: ArrayLike) -> Array:

@@ -16,7 +16,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-Array = NDArray[np.float64]
+from grpo_sweeps.types import Array
+
 Labels = NDArray[np.int64]
 
 EQUAL_COSINE = 1.0 - 1e-9

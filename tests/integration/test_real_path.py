@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from grpo_sweeps.loop.metrics import spectral_metrics
+from grpo_sweeps.loop.results import spectral_metrics
 from grpo_sweeps.tracking.local import read_groups
 from tests.covering import Case
 from tests.real_path import CASES, assert_right, assert_spectra, composed, overrides, run_case, title

@@ -10,9 +10,9 @@ import numpy as np
 import pytest
 import torch
 
-from grpo_sweeps.config import RolloutConfig
+from grpo_sweeps.config import ModelConfig, RolloutConfig
 from grpo_sweeps.config.checks import check, check_functions
-from grpo_sweeps.engine.policy import Policy
+from grpo_sweeps.engine.policy import Policy, load_policy
 from grpo_sweeps.engine.rollouts import Rollout, completion_text
 from grpo_sweeps.engine.samplers import load
 from grpo_sweeps.run import main
@@ -22,8 +22,6 @@ from grpo_sweeps.types import ConfigError
 from tests.composing import run_config
 
 pytestmark = pytest.mark.integration
-
-from tests.unit.engine.conftest import policy64  # noqa: E402,F401
 
 HERE = "tests.integration.test_sampler_engine"
 RUN = ("R=4", "tracking=local", "trainer.steps=2", "trainer.prompts=2", "trainer.eval_problems=4",
@@ -90,6 +88,12 @@ class Broken:
         }[self.fault]
 
 
+@pytest.fixture(scope="module")
+def policy(random_model_folder: Path) -> Policy:
+    config = ModelConfig(name="random", path=str(random_model_folder), dtype="float64")
+    return load_policy(config, torch.device("cpu"))
+
+
 def test_a_run_draws_by_it_what_eager_draws(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Training and evaluation go through the chosen engine; identity and rewards are those of the built-in one."""
     monkeypatch.chdir(tmp_path)
@@ -124,10 +128,10 @@ def test_what_is_no_engine_is_refused_before_a_model_is_loaded(engine: str, word
         check_functions(config)
 
 
-def test_an_engine_that_cannot_be_made_is_one_sentence(monkeypatch: pytest.MonkeyPatch, policy64: Policy) -> None:
+def test_an_engine_that_cannot_be_made_is_one_sentence(monkeypatch: pytest.MonkeyPatch, policy: Policy) -> None:
     monkeypatch.setattr(Broken, "fault", "made")
     with pytest.raises(ConfigError, match=r"no sampler can be made of it \(RuntimeError: no server\)"):
-        load(f"{HERE}.Broken", policy64)
+        load(f"{HERE}.Broken", policy)
 
 
 @pytest.mark.parametrize(
@@ -141,10 +145,10 @@ def test_an_engine_that_cannot_be_made_is_one_sentence(monkeypatch: pytest.Monke
     ],
 )
 def test_rollouts_that_cannot_be_are_refused_where_they_arrive(
-    fault: str, words: str, monkeypatch: pytest.MonkeyPatch, policy64: Policy
+    fault: str, words: str, monkeypatch: pytest.MonkeyPatch, policy: Policy
 ) -> None:
     monkeypatch.setattr(Broken, "fault", fault)
-    engine = load(f"{HERE}.Broken", policy64)
+    engine = load(f"{HERE}.Broken", policy)
     assert engine.name == "broken"
     with pytest.raises(ValueError, match=words):
         engine.sample([(1, 2), (1, 2)], [0, 1], RolloutConfig(max_new_tokens=8))

@@ -57,7 +57,7 @@ def measured_floor(
 
     K is the Gram of the gradients that are applied, in the dtype that the model trains in; what separates it from the
     products of the rows that ordinary autograd gives, one backward per row from one forward, is rounding of its own
-    sums. How far such gradients are from those of a wider dtype is another question (`loop.float32`).
+    sums. How far such gradients are from those of a wider dtype is another question (`loop.verification`).
 
     row_sums_fn: the forward, returning (rows,); few rows, since all their gradients are held at once. `.grad` is left
     as it was. Raises GramCheckError with both numbers where an entry misses by more than GRADIENT_TOL.

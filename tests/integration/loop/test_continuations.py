@@ -14,9 +14,9 @@ from grpo_sweeps.engine.rollouts import row_seed
 from grpo_sweeps.estimators.token_level import vine
 from grpo_sweeps.loop.continuations import Credit, by_segment, edges_of, step_credit
 from grpo_sweeps.loop.inner import backward_of_loss, inner_step, prepare_terms, take_step
-from grpo_sweeps.loop.ratios import RatioTally
+from grpo_sweeps.loop.results import RatioTally
+from grpo_sweeps.loop.rollouts import Rated, rollouts_with_advantages
 from grpo_sweeps.loop.setup import Setup, prepare
-from grpo_sweeps.loop.step import Rated, rollouts_with_advantages
 from tests.sampling import sample
 from tests.unit.loop.slow_loss import added_gradient, rows_of_loss
 

@@ -13,8 +13,8 @@ import torch
 
 from grpo_sweeps.config import ObjectiveConfig, RunConfig
 from grpo_sweeps.loop.inner import take_step
+from grpo_sweeps.loop.rollouts import rollouts_with_advantages
 from grpo_sweeps.loop.setup import Setup, prepare
-from grpo_sweeps.loop.step import rollouts_with_advantages
 from grpo_sweeps.loop.train import train
 from grpo_sweeps.tracking.local import read_metrics
 from tests.unit.loop.cut_runs import train_until

@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 
 from grpo_sweeps.config import ObjectiveConfig, RunConfig
-from grpo_sweeps.loop.drawing import draw
 from grpo_sweeps.loop.inner import take_step
+from grpo_sweeps.loop.rollouts import draw
 from grpo_sweeps.loop.setup import prepare
 from grpo_sweeps.loop.train import train
 from grpo_sweeps.tracking.local import read_evals, read_groups, read_metrics

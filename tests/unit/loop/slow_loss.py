@@ -7,8 +7,8 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
+from grpo_sweeps.loop.rollouts import Rated
 from grpo_sweeps.loop.setup import Setup
-from grpo_sweeps.loop.step import Rated
 
 
 def rows_of_loss(setup: Setup, rated: Rated, by_token: Sequence[Tensor]) -> Tensor:

@@ -12,8 +12,8 @@ import torch
 import yaml
 
 from grpo_sweeps.config import RunConfig, to_mapping
+from grpo_sweeps.loop.rollouts import rollouts_with_advantages
 from grpo_sweeps.loop.setup import prepare
-from grpo_sweeps.loop.step import rollouts_with_advantages
 from grpo_sweeps.loop.train import train
 from grpo_sweeps.report.best_size import best_size, step_sums
 from grpo_sweeps.report.query import load_sweep

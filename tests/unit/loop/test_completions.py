@@ -9,8 +9,10 @@ import pytest
 import torch
 
 from grpo_sweeps.config import RunConfig
+from grpo_sweeps.loop.results import completions
+from grpo_sweeps.loop.rollouts import rollouts_with_advantages
 from grpo_sweeps.loop.setup import prepare
-from grpo_sweeps.loop.step import completions, rollouts_with_advantages, training_step
+from grpo_sweeps.loop.step import training_step
 
 MakeConfig = Callable[..., RunConfig]
 MIXED, RIGHT, WRONG = (1.0, 0.0, 1.0, 0.0), (1.0,) * 4, (0.0,) * 4

@@ -12,10 +12,10 @@ import torch
 from grpo_sweeps.config import ObjectiveConfig, RunConfig
 from grpo_sweeps.engine.critic import credit
 from grpo_sweeps.loop.inner import backward_of_loss, inner_step, prepare_terms
-from grpo_sweeps.loop.ratios import RatioTally
+from grpo_sweeps.loop.results import RatioTally
+from grpo_sweeps.loop.rollouts import rollouts_with_advantages
 from grpo_sweeps.loop.scoring import features
 from grpo_sweeps.loop.setup import Setup, prepare
-from grpo_sweeps.loop.step import rollouts_with_advantages
 from tests.unit.loop.slow_loss import added_gradient, rows_of_loss
 
 MakeConfig = Callable[..., RunConfig]

@@ -11,8 +11,8 @@ import pytest
 
 from grpo_sweeps.config import FunctionConfig, ModelConfig, RolloutConfig, RunConfig, TaskConfig
 from grpo_sweeps.engine.rollouts import same_as
+from grpo_sweeps.loop.rollouts import rollouts_with_advantages
 from grpo_sweeps.loop.setup import prepare
-from grpo_sweeps.loop.step import rollouts_with_advantages
 from grpo_sweeps.loop.train import train
 from grpo_sweeps.tracking.local import read_groups, read_metrics
 from grpo_sweeps.types import GroupRecord

@@ -13,10 +13,11 @@ import torch
 from grpo_sweeps import spectra
 from grpo_sweeps.engine.gram import GradientGram
 from grpo_sweeps.engine.widened import in_float32
-from grpo_sweeps.loop.float32 import _weights_of, against_float32
+from grpo_sweeps.loop.rollouts import rollouts_with_advantages
 from grpo_sweeps.loop.scoring import token_log_probs
 from grpo_sweeps.loop.setup import Setup, prepare
-from grpo_sweeps.loop.step import rollouts_with_advantages, training_step
+from grpo_sweeps.loop.step import training_step
+from grpo_sweeps.loop.verification import _weights_of, against_float32
 from tests.unit.loop.conftest import MakeConfig
 
 

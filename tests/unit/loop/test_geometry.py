@@ -12,7 +12,7 @@ import torch
 
 from grpo_sweeps.config import RunConfig
 from grpo_sweeps.engine.optim import MasterAdamW
-from grpo_sweeps.loop import geometry
+from grpo_sweeps.loop import update
 from grpo_sweeps.loop.setup import prepare
 from grpo_sweeps.loop.step import training_step
 from grpo_sweeps.loop.train import train
@@ -47,7 +47,7 @@ def test_off_measures_nothing_and_writes_nothing(
     def never(*_: object) -> None:
         raise AssertionError("measured")
 
-    monkeypatch.setattr(geometry, "UpdateGeometry", never)
+    monkeypatch.setattr(update, "UpdateGeometry", never)
     train(make_config(analysis={"update_every": 0}), tmp_path)
     assert not (tmp_path / "updates").exists() and not NAMES & set(read_metrics(tmp_path).columns)
     with pytest.raises(AssertionError, match="measured"):

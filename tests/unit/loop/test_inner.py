@@ -14,10 +14,11 @@ import torch
 from grpo_sweeps.config import LoraConfig, ObjectiveConfig, RunConfig
 from grpo_sweeps.estimators import row_weights
 from grpo_sweeps.loop.inner import Terms, backward_of_loss, inner_step, prepare_terms, take_step
-from grpo_sweeps.loop.ratios import RatioTally
+from grpo_sweeps.loop.results import RatioTally
+from grpo_sweeps.loop.rollouts import rollouts_with_advantages
 from grpo_sweeps.loop.scoring import scored
 from grpo_sweeps.loop.setup import Setup, prepare
-from grpo_sweeps.loop.step import backward, rollouts_with_advantages, training_step
+from grpo_sweeps.loop.step import backward, training_step
 from grpo_sweeps.loop.train import train
 from grpo_sweeps.tracking.local import read_groups, read_metrics
 

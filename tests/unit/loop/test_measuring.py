@@ -15,8 +15,9 @@ from grpo_sweeps.config import LoraConfig, RunConfig
 from grpo_sweeps.engine.gram import GradientGram, GramCheckError, LargeGroup
 from grpo_sweeps.engine.gram.patch import Recorders
 from grpo_sweeps.loop import verification
+from grpo_sweeps.loop.rollouts import rollouts_with_advantages
 from grpo_sweeps.loop.setup import micro_batch_groups, micro_batch_rows, prepare
-from grpo_sweeps.loop.step import backward, rollouts_with_advantages, training_step
+from grpo_sweeps.loop.step import backward, training_step
 from grpo_sweeps.loop.train import train
 from grpo_sweeps.sweep.identity import identity
 from grpo_sweeps.tracking.local import read_groups, read_metrics

@@ -13,9 +13,10 @@ import torch
 from grpo_sweeps.config import RolloutConfig, RunConfig
 from grpo_sweeps.engine.rollouts import Rollout
 from grpo_sweeps.estimators import DECLARATIONS, opo
-from grpo_sweeps.loop.metrics import group_shares
+from grpo_sweeps.loop.results import group_shares
+from grpo_sweeps.loop.rollouts import Rated, rollouts_with_advantages
 from grpo_sweeps.loop.setup import Setup, micro_batch_groups, prepare
-from grpo_sweeps.loop.step import Rated, backward, rollouts_with_advantages, training_step
+from grpo_sweeps.loop.step import backward, training_step
 
 MakeConfig = Callable[..., RunConfig]
 ROUNDING = 1e-6  # transformers' RMSNorm computes in float32 whatever the model's dtype

@@ -1,4 +1,5 @@
-"""The groups of a step: prompts, rollouts and rewards; drawn anew where only groups of different rewards are wanted."""
+"""The rollouts of a step: drawn and rewarded, again where only groups of different rewards are wanted; their advantages
+and row weights."""
 
 from __future__ import annotations
 
@@ -7,9 +8,14 @@ from dataclasses import dataclass, field
 from itertools import islice
 
 import numpy as np
+import torch
+from torch import Tensor
 
 from grpo_sweeps.engine.rollouts import Rollout, row_seed
+from grpo_sweeps.estimators import row_weights
+from grpo_sweeps.loop.scoring import scored
 from grpo_sweeps.loop.setup import Setup
+from grpo_sweeps.maths.objective import kl, kl_in_reward
 from grpo_sweeps.rewards.parsing import verdict
 from grpo_sweeps.types import ConfigError, Problem, Verdict
 
@@ -38,12 +44,57 @@ class Drawn:
     metrics: dict[str, float] = field(default_factory=dict)
 
 
+@dataclass(frozen=True)
+class Rated:
+    """A step's rollouts with what was made of them, before the backward. Lists of length G R, group after group.
+
+    metrics: what the step says of how they were drawn and rewarded, where that is not the plain way.
+    """
+
+    problems: list[Problem]
+    rollouts: list[Rollout]
+    verdicts: list[Verdict]
+    rewards_GR: Tensor
+    advantages_GR: Tensor
+    weights_GR: Tensor
+    metrics: dict[str, float] = field(default_factory=dict)
+
+    def rows(self, g: int) -> slice:
+        R = self.rewards_GR.shape[1]
+        return slice(g * R, (g + 1) * R)
+
+    def rollouts_of(self, groups: list[int]) -> list[Rollout]:
+        return [o for g in groups for o in self.rollouts[self.rows(g)]]
+
+
+def rollouts_with_advantages(setup: Setup, step: int) -> Rated:
+    """R rollouts for each of the step's prompts, their rewards, advantages and row weights."""
+    config = setup.config
+    drawn = draw(setup, step)
+    groups = drawn.groups
+    rollouts = [o for group in groups for o in group.rollouts]
+    rewards_GR = torch.tensor([group.rewards for group in groups], dtype=torch.float64)
+    lengths_GR = torch.tensor([o.length for o in rollouts]).view_as(rewards_GR)
+    rewards_GR, metrics = _less_kl(setup, rollouts, rewards_GR)
+    advantages = _checked(setup.estimator(rewards_GR.numpy(), lengths_GR.numpy()), rewards_GR, config.estimator.target)
+    weights = row_weights(advantages, lengths_GR.numpy(), config.aggregation, config.rollout.max_new_tokens)
+    return Rated(
+        [group.problem for group in groups],
+        rollouts,
+        [v for group in groups for v in group.verdicts],
+        rewards_GR,
+        torch.from_numpy(advantages),
+        torch.from_numpy(weights),
+        drawn.metrics | metrics,
+    )
+
+
 def draw(setup: Setup, step: int) -> Drawn:
     """A group for each of the step's prompts.
 
     With objective.resample (DAPO's dynamic sampling, arXiv 2503.14476): as many fresh prompts again and again, until
     there are enough groups whose rewards differ, for `resample_rounds` times at most or until every training problem
-    was drawn; what is lacking then is filled up with the first groups of equal rewards. The rest is discarded.
+    was drawn; the first groups of equal rewards fill up what is missing then. The rest is discarded.
     """
     objective, wanted = setup.config.objective, setup.config.groups
     groups = _groups(setup, step, setup.problems(step))
@@ -95,3 +146,35 @@ def reward_of(setup: Setup, text: str, problem: Problem, key: Sequence[int | str
         allowed = f"a finite number is needed, of {LARGEST_REWARD:g} at most"
         raise ConfigError(f"reward {setup.config.reward.target} gave {reward!r}: {allowed}")
     return float(reward)
+
+
+def _less_kl(setup: Setup, rollouts: list[Rollout], rewards_GR: Tensor) -> tuple[Tensor, dict[str, float]]:
+    """(G, R) rewards less beta times each sequence's KL estimate, and the metrics that say how much that was.
+
+    Without KL in the reward the rewards as they are.
+    """
+    objective = setup.config.objective
+    if not objective.kl_in_reward:
+        return rewards_GR, {}
+    assert setup.reference is not None
+    own = scored(setup, rollouts)
+    with setup.reference.opened() as model:
+        reference = scored(setup, rollouts, model)
+    rewards, k = list[Tensor](), list[Tensor]()
+    for reward, own_T, reference_T in zip(rewards_GR.flatten(), own, reference, strict=True):
+        row = own_T.cpu()[None], reference_T.cpu()[None], torch.ones(1, len(own_T), dtype=torch.bool)
+        rewards.append(kl_in_reward(reward[None], *row, objective.kl_estimator, objective.kl_beta))
+        k.append(kl(*row, objective.kl_estimator).flatten())
+    metrics = {"kl": float(torch.cat(k).mean()), "reward/task": float(rewards_GR.mean())}
+    return torch.cat(rewards).view_as(rewards_GR), metrics
+
+
+def _checked(values: object, rewards_GR: Tensor, estimator: str) -> np.ndarray:
+    """The advantages. Estimators may be a user's own: what they return is checked where it arrives."""
+    shape = tuple(rewards_GR.shape)
+    if not isinstance(values, np.ndarray) or values.shape != shape:
+        found = values.shape if isinstance(values, np.ndarray) else type(values).__name__
+        raise ValueError(f"estimator {estimator} gave {found}: an array or tensor of shape {shape} is needed")
+    if not np.isfinite(values).all():
+        raise ValueError(f"estimator {estimator} gave {values[~np.isfinite(values)][0]}: finite numbers are needed")
+    return values
