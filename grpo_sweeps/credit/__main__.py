@@ -29,7 +29,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 def _credit(options: CreditOptions, words: list[str]) -> int:
     from grpo_sweeps.credit.build import build
     from grpo_sweeps.credit.page import quantities
-    from grpo_sweeps.report.formats import with_interval
+    from grpo_sweeps.publish.formats import with_interval
 
     try:
         result = build(options, f"python -m grpo_sweeps.credit {shlex.join(words)}".strip(), say)

@@ -32,8 +32,8 @@ from grpo_sweeps.files import write_bytes
 from grpo_sweeps.loop.keep import FOLDER, Keeper
 from grpo_sweeps.loop.setup import Setup, prepare
 from grpo_sweeps.paths import sweep_folder, sweep_names
-from grpo_sweeps.report.drawing import render
-from grpo_sweeps.report.formats import csv
+from grpo_sweeps.publish.drawing import render
+from grpo_sweeps.publish.formats import csv
 from grpo_sweeps.report.manifest import public, versions
 from grpo_sweeps.sweep.execute import CONFIG_FILE
 from grpo_sweeps.tracking import provenance

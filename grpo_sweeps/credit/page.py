@@ -22,8 +22,8 @@ from matplotlib.ticker import MaxNLocator
 from grpo_sweeps.credit.sampling import Sampled
 from grpo_sweeps.credit.shares import Profile, Shares
 from grpo_sweeps.maths.intervals import Interval
-from grpo_sweeps.report.drawing import DOTTED, Panel, Plot
-from grpo_sweeps.report.formats import number, with_interval
+from grpo_sweeps.publish.drawing import DOTTED, Panel, Plot
+from grpo_sweeps.publish.formats import number, with_interval
 from grpo_sweeps.report.page import inlined, visible_text
 
 OPEN = "�"  # what a decoder shows for the bytes of a character that a later token completes

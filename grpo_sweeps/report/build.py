@@ -7,21 +7,21 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from grpo_sweeps.files import write_bytes
-from grpo_sweeps.report import table
-from grpo_sweeps.report.claims import Claim, claims_frame, claims_markdown, judge_claims
+from grpo_sweeps.publish.drawing import render
+from grpo_sweeps.publish.formats import csv, headline, latex, markdown
+from grpo_sweeps.report.about_design import design
+from grpo_sweeps.report.claims.verdicts import Claim, claims_frame, claims_markdown, judge_claims
 from grpo_sweeps.report.commits import check_commits
-from grpo_sweeps.report.curves import curve_table
-from grpo_sweeps.report.curves_figure import curves_figures
-from grpo_sweeps.report.design import design
-from grpo_sweeps.report.drawing import render
-from grpo_sweeps.report.figures import figures
+from grpo_sweeps.report.figures.by_step import curves_figures
+from grpo_sweeps.report.figures.listed import figures
 from grpo_sweeps.report.float32 import float32_section, float32_table
-from grpo_sweeps.report.formats import csv, headline, latex, markdown
-from grpo_sweeps.report.layers import layer_table
 from grpo_sweeps.report.manifest import manifest
-from grpo_sweeps.report.missing import missing
 from grpo_sweeps.report.page import render_page
-from grpo_sweeps.report.query import ReportError, Sweep, load_sweep
+from grpo_sweeps.report.read.query import ReportError, Sweep, load_sweep
+from grpo_sweeps.report.remarks import missing
+from grpo_sweeps.report.tables import pooled as table
+from grpo_sweeps.report.tables.layers import layer_table
+from grpo_sweeps.report.tables.logged import curve_table
 from grpo_sweeps.report.updates import update_parts, update_steps
 from grpo_sweeps.report.wrong import wrong
 

@@ -7,9 +7,9 @@ from collections.abc import Callable
 import pandas as pd
 
 from grpo_sweeps.maths.intervals import Interval
-from grpo_sweeps.report import rules
-from grpo_sweeps.report.formats import with_interval
-from grpo_sweeps.report.table import pooled
+from grpo_sweeps.publish.formats import with_interval
+from grpo_sweeps.report.claims import rules
+from grpo_sweeps.report.tables.pooled import pooled
 
 DEFINITIONS = {
     "participation_ratio": "participation ratio",

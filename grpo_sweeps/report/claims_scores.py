@@ -7,10 +7,10 @@ import math
 import pandas as pd
 
 from grpo_sweeps.maths.intervals import Interval, mean_over
-from grpo_sweeps.report import rules
-from grpo_sweeps.report.finding import ERROR, UNKNOWN, Claim, Finding, nothing, of
-from grpo_sweeps.report.rules import UNDECIDED, UNDEFINED
-from grpo_sweeps.report.table import clusters, pooled
+from grpo_sweeps.report.claims import rules
+from grpo_sweeps.report.claims.finding import ERROR, UNKNOWN, Claim, Finding, nothing, of
+from grpo_sweeps.report.claims.rules import UNDECIDED, UNDEFINED
+from grpo_sweeps.report.tables.pooled import clusters, pooled
 
 SAYS = "The scores of a group cluster in few directions."
 

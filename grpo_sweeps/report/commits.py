@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from pathlib import Path
 
-from grpo_sweeps.report.query import ReportError, Sweep
+from grpo_sweeps.report.read.query import ReportError, Sweep
 from grpo_sweeps.tracking import provenance as source
 
 ALLOW = "allow"

@@ -6,12 +6,12 @@ import math
 
 import pandas as pd
 
-from grpo_sweeps.report import rules
-from grpo_sweeps.report.finding import ERROR, UNKNOWN, Claim, Finding, nothing
-from grpo_sweeps.report.formats import with_interval
-from grpo_sweeps.report.measure import CONTROLS
-from grpo_sweeps.report.rules import CONTRADICTED, HOLDS, UNDECIDED, all_of
-from grpo_sweeps.report.table import pooled
+from grpo_sweeps.publish.formats import with_interval
+from grpo_sweeps.report.claims import rules
+from grpo_sweeps.report.claims.finding import ERROR, UNKNOWN, Claim, Finding, nothing
+from grpo_sweeps.report.claims.rules import CONTRADICTED, HOLDS, UNDECIDED, all_of
+from grpo_sweeps.report.measure.spectral import CONTROLS
+from grpo_sweeps.report.tables.pooled import pooled
 
 SAYS = (
     "Neither the signs of the row weights, nor leave-one-out, nor division by the standard deviation changes the "

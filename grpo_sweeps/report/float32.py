@@ -7,8 +7,8 @@ from __future__ import annotations
 
 import pandas as pd
 
-from grpo_sweeps.report.formats import with_interval
-from grpo_sweeps.report.query import Sweep
+from grpo_sweeps.publish.formats import with_interval
+from grpo_sweeps.report.read.query import Sweep
 from grpo_sweeps.report.section import Section
 
 QUANTITIES = ("effective_rank", "participation_ratio", "top1_fraction")

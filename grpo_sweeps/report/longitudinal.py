@@ -18,9 +18,9 @@ import numpy as np
 import pandas as pd
 
 from grpo_sweeps.maths.intervals import Interval
-from grpo_sweeps.report import rules
-from grpo_sweeps.report.finding import Claim, Finding, nothing
-from grpo_sweeps.report.formats import with_interval
+from grpo_sweeps.publish.formats import with_interval
+from grpo_sweeps.report.claims import rules
+from grpo_sweeps.report.claims.finding import Claim, Finding, nothing
 
 ASKS = "Open question 3: does the effective rank fall as sigma_r falls?"
 LEAD = "The paper asks"

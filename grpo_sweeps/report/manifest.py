@@ -11,7 +11,7 @@ from typing import Any
 
 import pandas as pd
 
-from grpo_sweeps.report.query import Sweep
+from grpo_sweeps.report.read.query import Sweep
 
 PACKAGES = ("grpo_sweeps", "numpy", "pandas", "scipy", "matplotlib", "seaborn")
 

@@ -18,14 +18,15 @@ import pandas as pd
 from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
 
-from grpo_sweeps.report import curves_figure, rules
-from grpo_sweeps.report.claims import Claim
-from grpo_sweeps.report.drawing import Plot
-from grpo_sweeps.report.formats import headline, number, with_interval
-from grpo_sweeps.report.layer_figure import NOT_DRAWN
+from grpo_sweeps.publish.drawing import Plot
+from grpo_sweeps.publish.formats import headline, number, with_interval
+from grpo_sweeps.report.claims import rules
+from grpo_sweeps.report.claims.verdicts import Claim
+from grpo_sweeps.report.figures import by_step as curves_figure
+from grpo_sweeps.report.figures.layers import NOT_DRAWN
 from grpo_sweeps.report.manifest import public
-from grpo_sweeps.report.measure import MATRICES, QUANTITIES
-from grpo_sweeps.report.query import Sweep
+from grpo_sweeps.report.measure.spectral import MATRICES, QUANTITIES
+from grpo_sweeps.report.read.query import Sweep
 from grpo_sweeps.report.samples import samples, silent_cells
 from grpo_sweeps.report.section import Section
 from grpo_sweeps.report.updates import shown_steps

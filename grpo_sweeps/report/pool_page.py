@@ -7,13 +7,13 @@ import math
 import pandas as pd
 from matplotlib.axes import Axes
 
-from grpo_sweeps.report.best_size_page import shown
-from grpo_sweeps.report.drawing import LINES, MARKERS, Panel, Plot, arm_title, finish, styles
-from grpo_sweeps.report.finding import figures
-from grpo_sweeps.report.formats import number, with_interval
-from grpo_sweeps.report.pool import ESTIMATORS, STD_EPS, SUBSETS
-from grpo_sweeps.report.pool_table import PoolStudy
-from grpo_sweeps.report.query import Sweep
+from grpo_sweeps.publish.drawing import LINES, MARKERS, Panel, Plot, arm_title, finish, styles
+from grpo_sweeps.publish.formats import number, with_interval
+from grpo_sweeps.report.claims.finding import figures
+from grpo_sweeps.report.design.pool import PoolStudy
+from grpo_sweeps.report.figures.group_size import shown
+from grpo_sweeps.report.measure.pool import ESTIMATORS, STD_EPS, SUBSETS
+from grpo_sweeps.report.read.query import Sweep
 from grpo_sweeps.report.section import Section
 
 NAME = "pool"

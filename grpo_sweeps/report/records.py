@@ -12,7 +12,7 @@ from typing import overload
 
 import pandas as pd
 
-from grpo_sweeps.report.rows import KEYS
+from grpo_sweeps.report.measure.rows import KEYS
 from grpo_sweeps.tracking.local import read_groups
 from grpo_sweeps.tracking.status import RecordError
 from grpo_sweeps.types import GroupRecord

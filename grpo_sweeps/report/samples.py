@@ -6,7 +6,7 @@ from typing import Any
 
 import pandas as pd
 
-from grpo_sweeps.report.query import Sweep
+from grpo_sweeps.report.read.query import Sweep
 
 
 def samples(sweep: Sweep) -> list[dict[str, Any]]:

@@ -7,8 +7,8 @@ from pathlib import Path
 import pandas as pd
 import pyarrow as pa
 
-from grpo_sweeps.report.cache import Cached, RowCache
-from grpo_sweeps.report.rows import COLUMNS, KEYS, table_rows
+from grpo_sweeps.report.measure.rows import COLUMNS, KEYS, table_rows
+from grpo_sweeps.report.read.cache import Cached, RowCache
 from grpo_sweeps.tracking.journal import Journal
 from grpo_sweeps.types import GroupRecord
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from grpo_sweeps.maths import ustatistics
-from grpo_sweeps.report.measure import Groups
+from grpo_sweeps.report.measure.spectral import Groups
 from grpo_sweeps.spectra import Array
 
 UNBIASED = ("u_signal", "u_spread", "u_oracle_variance")

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from grpo_sweeps.report.finding import EVERY_ARM, Claim
-from grpo_sweeps.report.rules import UNDECIDED
+from grpo_sweeps.report.claims.finding import EVERY_ARM, Claim
+from grpo_sweeps.report.claims.rules import UNDECIDED
 
 THEORY = "The theory report (python -m grpo_sweeps.theory) has it on policies where everything is exact."
 

@@ -7,10 +7,10 @@ import numpy as np
 import pandas as pd
 from matplotlib.axes import Axes
 
-from grpo_sweeps.report.drawing import DOTTED, Panel, Plot, Style, arm_cells, arm_title, finish, styles
-from grpo_sweeps.report.layer_figure import DODGE, TITLES, depth_axis, kind_axis, name_ticks, points
+from grpo_sweeps.publish.drawing import DOTTED, Panel, Plot, Style, arm_cells, arm_title, finish, styles
+from grpo_sweeps.report.figures.layers import DODGE, TITLES, depth_axis, kind_axis, name_ticks, points
 from grpo_sweeps.report.part_names import ALL
-from grpo_sweeps.report.query import Sweep
+from grpo_sweeps.report.read.query import Sweep
 
 NAME = "updates"
 BY_STEP = {

@@ -13,9 +13,9 @@ import numpy as np
 import pandas as pd
 
 from grpo_sweeps.maths.intervals import Interval, mean_interval
-from grpo_sweeps.report.formats import number, with_interval
+from grpo_sweeps.publish.formats import number, with_interval
 from grpo_sweeps.report.part_names import ALL, Part, order, parts_of
-from grpo_sweeps.report.query import Sweep
+from grpo_sweeps.report.read.query import Sweep
 
 STEP_METRICS = {
     "changed_share": "update/changed_share",

@@ -13,10 +13,10 @@ from jinja2 import ChoiceLoader, Environment, PackageLoader, StrictUndefined
 
 from grpo_sweeps.estimators.declared import DECLARATIONS
 from grpo_sweeps.exact import Enumeration, SoftmaxPolicy, TokenReward, binary, several_prompts
-from grpo_sweeps.report.drawing import Plot, render
-from grpo_sweeps.report.formats import csv, markdown
+from grpo_sweeps.publish.drawing import Plot, render
+from grpo_sweeps.publish.formats import csv, markdown
+from grpo_sweeps.report.claims.rules import ABOUT_TWO, MARGIN
 from grpo_sweeps.report.page import inlined
-from grpo_sweeps.report.rules import ABOUT_TWO, MARGIN
 from grpo_sweeps.science import advantages, budget, credit, figures, gradient, scores
 from grpo_sweeps.science.budget import Ascent, Budget, drawn, gradient_of, oracle_step
 from grpo_sweeps.science.claim import EXACT, ExactClaim, Prompt, Z

@@ -9,9 +9,9 @@ import torch
 
 from grpo_sweeps import spectra
 from grpo_sweeps.estimators import grpo, grpo_std, rloo
-from grpo_sweeps.report.feasibility import cell_range
-from grpo_sweeps.report.rules import ABOUT_TWO, MARGIN
-from grpo_sweeps.report.table import PAPER_TABLE1
+from grpo_sweeps.maths.feasibility import cell_range
+from grpo_sweeps.report.claims.rules import ABOUT_TWO, MARGIN
+from grpo_sweeps.report.tables.pooled import PAPER_TABLE1
 from grpo_sweeps.science.claim import EXACT, Estimate, ExactClaim, Prompt, agreement, relative, worst
 from grpo_sweeps.spectra.equal import distinct_rows, first_equal
 

@@ -15,7 +15,7 @@ import torch
 
 from grpo_sweeps.config.checks import check, check_functions
 from grpo_sweeps.estimators import DECLARATIONS, Declaration, grpo_std, weight_on
-from grpo_sweeps.report.power import spread_table
+from grpo_sweeps.report.design.power import spread_table
 from grpo_sweeps.science import credit
 from grpo_sweeps.science.advantages import HOEFFDING_EPS, HOEFFDING_R, hoeffding
 from grpo_sweeps.science.build import TheoryOptions, enumerate_all, judge

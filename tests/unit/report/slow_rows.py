@@ -9,7 +9,8 @@ import pandas as pd
 
 from grpo_sweeps import spectra
 from grpo_sweeps.report.draws import NULL_SEED
-from grpo_sweeps.report.measure import (
+from grpo_sweeps.report.measure.rows import ADVANTAGES, MEASURED, PLAIN
+from grpo_sweeps.report.measure.spectral import (
     CONTROLS,
     MATRICES,
     NULL_DRAWS,
@@ -18,7 +19,6 @@ from grpo_sweeps.report.measure import (
     RANK_NULLS,
     STD_EPS,
 )
-from grpo_sweeps.report.rows import ADVANTAGES, MEASURED, PLAIN
 from grpo_sweeps.spectra import Array
 from grpo_sweeps.spectra.equal import merged
 from grpo_sweeps.spectra.floor import floor_interval

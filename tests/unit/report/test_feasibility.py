@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from grpo_sweeps.report.feasibility import cell_range, effective_rank_hull, effective_rank_range, energy_in_two
+from grpo_sweeps.maths.feasibility import cell_range, effective_rank_hull, effective_rank_range, energy_in_two
 from grpo_sweeps.spectra import effective_rank, top1_fraction
 
 

@@ -9,11 +9,11 @@ import numpy as np
 import pandas as pd
 import pytest
 
+from grpo_sweeps.maths.feasibility import effective_rank_range, effective_rank_ranges
 from grpo_sweeps.maths.intervals import Clusters, mean_interval, mean_over
-from grpo_sweeps.report import cache
 from grpo_sweeps.report.build import build
-from grpo_sweeps.report.feasibility import effective_rank_range, effective_rank_ranges
-from grpo_sweeps.report.query import load_sweep
+from grpo_sweeps.report.read import cache
+from grpo_sweeps.report.read.query import load_sweep
 from grpo_sweeps.tracking.local import LocalRecord, read_evals, read_groups, record_tables
 from tests.unit.report.slow_rows import group_rows
 

@@ -5,12 +5,15 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from grpo_sweeps.report import drawing, measure, page, table
-from grpo_sweeps.report.drawing import Panel, Plot, render, styles
-from grpo_sweeps.report.figures import figures
-from grpo_sweeps.report.layers import layer_table
-from grpo_sweeps.report.missing import missing
-from grpo_sweeps.report.query import load_sweep
+from grpo_sweeps.publish import drawing
+from grpo_sweeps.publish.drawing import Panel, Plot, render, styles
+from grpo_sweeps.report import page
+from grpo_sweeps.report.figures.listed import figures
+from grpo_sweeps.report.measure import spectral as measure
+from grpo_sweeps.report.read.query import load_sweep
+from grpo_sweeps.report.remarks import missing
+from grpo_sweeps.report.tables import pooled as table
+from grpo_sweeps.report.tables.layers import layer_table
 
 
 def test_missing_cells_seeds_commits_divergence(write, tmp_path):

@@ -1,0 +1,99 @@
+"""One claim as the report shows it, and what the modules that judge claims share."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, field
+
+import numpy as np
+import pandas as pd
+
+from grpo_sweeps.maths.intervals import Interval
+from grpo_sweeps.report.claims import rules
+from grpo_sweeps.report.read.query import Sweep
+
+UNKNOWN = Interval(math.nan, math.nan, math.nan, 0)
+EVERY_ARM = "every arm"
+ERROR = "ERROR: "
+PAPER_SAYS = "The paper says"
+ESTIMATORS = {
+    "grpo": "group mean", "dr_grpo": "group mean", "rloo": "leave-one-out", "grpo_std": "std", "dapo": "std",
+    "reinforce_plus_plus_baseline": "std of the step",
+}  # fmt: skip
+"""What is known of an estimator by its function's name: those whose advantages sum to zero in a group."""
+
+
+@dataclass(frozen=True)
+class Finding:
+    """One claim at one R: `measured` and `null` in words, the decisive interval, the verdict."""
+
+    R: int
+    groups: int
+    measured: str
+    null: str
+    verdict: str
+    interval: Interval
+    paper: str = ""
+
+
+@dataclass(frozen=True)
+class Claim:
+    """One claim in one arm: the overall verdict, one finding an R, and remarks that bear on it.
+
+    lead: who says what stands in `paper`; the paper, or for a control the mathematics.
+    """
+
+    id: str
+    arm: str
+    paper: str
+    verdict: str
+    findings: tuple[Finding, ...]
+    remarks: tuple[str, ...] = field(default=())
+    lead: str = PAPER_SAYS
+
+    @property
+    def errors(self) -> tuple[str, ...]:
+        """Remarks on exact assertions that failed: the records, or this package, are wrong."""
+        return tuple(remark for remark in self.remarks if remark.startswith(ERROR))
+
+
+def nothing(R: int, paper: str = "") -> Finding:
+    """Of an R without a group to judge."""
+    return Finding(R, 0, "nothing measured", "", rules.UNDECIDED, UNKNOWN, paper)
+
+
+def estimator_of(sweep: Sweep, arm: str) -> str:
+    """A value of ESTIMATORS for an arm's estimator; empty where it is another one or not recorded."""
+    targets = sweep.runs.loc[sweep.runs["arm"] == arm, "estimator"]
+    kinds = {ESTIMATORS.get(str(target).rpartition(".")[2], "") for target in targets}
+    return kinds.pop() if len(kinds) == 1 else ""
+
+
+def records_of(sweep: Sweep, arm: str, R: int) -> pd.DataFrame:
+    """Every group of an arm and R, measured or not."""
+    return sweep.groups[(sweep.groups["arm"] == arm) & (sweep.groups["R"] == R)]
+
+
+def figures(*values: float) -> str:
+    """Numbers of any size with three digits; the first alone, or with its two ends.
+
+    >>> figures(1234.5, 0.00123, 2e9), figures(0.5)
+    ('1,230 [0.00123, 2e+09]', '0.5')
+    """
+    first, *ends = (three_digits(value) if math.isfinite(value) else "–" for value in values)
+    return f"{first} [{', '.join(ends)}]" if ends and np.isfinite(values).all() else first
+
+
+def three_digits(value: float) -> str:
+    """Powers of ten from a million on only.
+
+    >>> three_digits(999.6), three_digits(-45678.0), three_digits(1e6)
+    ('1,000', '-45,700', '1e+06')
+    """
+    text = f"{value:.3g}"
+    return f"{float(text):,.0f}" if "e+" in text and abs(value) < 1e6 else text
+
+
+def of(interval: Interval) -> str:
+    """`figures` of an interval."""
+    return figures(interval.mean, interval.low, interval.high)

@@ -1,0 +1,69 @@
+"""How training went, by step, for each arm and R: reward, length, entropy, cut share, silent groups, gradient norm.
+
+A run's value in a window of steps is the mean over the window's steps; the table has the mean over runs, with its 95%
+interval clustered by seed (none with one seed). Silent groups have equal rewards, so that under a group baseline they
+teach nothing: all right where these are 1 or more, all wrong where they are 0 or less, others in neither. They are
+counted from the records of the groups.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import pandas as pd
+
+from grpo_sweeps.maths.intervals import mean_interval
+from grpo_sweeps.report.read.query import Sweep
+
+METRICS = {
+    "reward": "reward",
+    "mean_length": "completions/mean_length",
+    "entropy": "entropy",
+    "cut_share": "completions/clipped_ratio",
+    "grad_norm": "grad_norm",
+    "snr": "gradient/snr",
+    "noise_scale": "gradient/noise_scale",
+}
+SILENT = ("all_right", "all_wrong")
+VALUES = (*METRICS, *SILENT)
+WINDOWS = 50  # at most, of equal width
+
+
+def curve_table(sweep: Sweep) -> pd.DataFrame:
+    """One row per arm, R and window of steps (curves.csv).
+
+    step is the mean of the window's steps, first_step and last_step its ends; runs counts the runs with a step in it.
+    Each of `VALUES` has its `_low` and `_high`; NaN where no run has it.
+    """
+    rows: list[dict[str, object]] = []
+    for arm, R in sweep.cells:
+        steps = training_steps(sweep, arm, R)
+        if not len(steps):
+            continue
+        width = int(np.ceil((steps["step"].max() + 1) / WINDOWS))
+        for _, part in steps.groupby(steps["step"] // width):
+            runs = part.groupby("run")[list(VALUES)].mean()
+            seeds = part.groupby("run")["seed"].first()
+            row: dict[str, object] = {
+                "arm": arm, "R": R, "step": part["step"].mean(), "first_step": int(part["step"].min()),
+                "last_step": int(part["step"].max()), "runs": len(runs),
+            }  # fmt: skip
+            for name in VALUES:
+                found = mean_interval(runs[name], seeds)
+                row |= {name: found.mean, f"{name}_low": found.low, f"{name}_high": found.high}
+            rows.append(row)
+    ends = [f"{name}{end}" for name in VALUES for end in ("", "_low", "_high")]
+    return pd.DataFrame(rows, columns=["arm", "R", "step", "first_step", "last_step", "runs", *ends])
+
+
+def training_steps(sweep: Sweep, arm: str, R: int) -> pd.DataFrame:
+    """run, seed, step and `VALUES` of each step of an arm and R, as recorded; what is not a finite number is NaN."""
+    m, g = (frame[(frame["arm"] == arm) & (frame["R"] == R)] for frame in (sweep.metrics, sweep.groups))
+    keys = ["run", "seed", "step"]
+    logged = m.reindex(columns=[*keys, *METRICS.values()]).set_axis([*keys, *METRICS], axis=1)
+    logged = logged[logged[list(METRICS)].notna().any(axis=1)]  # an evaluation after the last step is none of training
+    silent, reward = ~g["mixed"].astype(bool), g["reward_mean"].astype(float)
+    right, wrong = silent & (reward >= 1), silent & (reward <= 0)
+    shares = g[keys].assign(all_right=right.astype(float), all_wrong=wrong.astype(float))
+    steps = logged.merge(shares.groupby(keys).mean().reset_index(), on=keys, how="outer").sort_values(keys)
+    values = steps[list(VALUES)].astype(float)
+    return steps[keys].assign(**values.where(np.isfinite(values)))
