@@ -1,14 +1,14 @@
-"""How every figure of the report looks: panels, the style of each R, legends, and the files a figure becomes.
+"""How every figure looks: panels, line styles and markers, legends, and the files that a figure becomes.
 
-A figure is a list of panels, each 3.5 inches wide, a journal's column; PNG and PDF for print, and panel by panel SVG
-for the page. R is told by colour (a colour-blind safe palette), line style and marker at once.
+A figure is a list of panels, each 3.5 inches wide, a journal's column. It becomes PNG and PDF for print, and one SVG
+per panel for the page.
 """
 
 from __future__ import annotations
 
 import io
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -19,9 +19,6 @@ import matplotlib.pyplot as plt
 import seaborn as sns
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
-from matplotlib.ticker import MaxNLocator
-
-from grpo_sweeps.report.read.query import Sweep
 
 PANEL = (3.5, 2.6)  # inches: one column of a two-column page
 DPI = 200
@@ -55,55 +52,8 @@ class Plot:
     panels: tuple[Panel, ...]
 
 
-@dataclass(frozen=True)
-class Style:
-    """How one R is drawn."""
-
-    color: tuple[float, float, float]
-    line: Any
-    marker: str
-
-
-def styles(sweep: Sweep) -> dict[int, Style]:
-    """The same R looks the same in every figure."""
-    Rs = sorted({R for _, R in sweep.cells})
-    colours = sns.color_palette("colorblind", max(len(Rs), 1))
-    return {R: Style(colours[i], LINES[i % len(LINES)], MARKERS[i % len(MARKERS)]) for i, R in enumerate(Rs)}
-
-
-def arm_cells(sweep: Sweep) -> dict[str, list[int]]:
-    cells: dict[str, list[int]] = {}
-    for arm, R in sweep.cells:
-        cells.setdefault(arm, []).append(R)
-    return cells
-
-
-def arm_title(sweep: Sweep, arm: str) -> str:
-    return arm if len(arm_cells(sweep)) > 1 else ""
-
-
-def finish(ax: Axes, x: str, y: str, whole: bool, negative: bool = False) -> None:
-    """Labels and the legend; `whole`: the x axis counts, `negative`: values may be below 0."""
-    ax.set_xlabel(x)
-    ax.set_ylabel(y)
-    if whole:
-        ax.xaxis.set_major_locator(MaxNLocator(8, integer=True))
-    low, high = ax.get_ylim()
-    ax.set_ylim(low if negative else max(0.0, low), high)
-    handles, labels = ax.get_legend_handles_labels()
-    if not any(label.startswith("R = ") for label in labels):
-        ax.text(0.5, 0.5, "nothing measured", transform=ax.transAxes, ha="center", va="center", color="0.35")
-        return
-    order = sorted(range(len(labels)), key=lambda i: not labels[i].startswith("R = "))  # what is no R comes last
-    ax.legend(
-        [handles[i] for i in order], [labels[i] for i in order], loc="lower center", bbox_to_anchor=(0.5, 1.0),
-        ncols=_legend_columns(labels), frameon=False, handlelength=2.4, columnspacing=1.0, handletextpad=0.5,
-        borderaxespad=0.2,
-    )  # fmt: skip
-
-
-def _legend_columns(labels: Sequence[str]) -> int:
-    """As many as fit above axes one column wide: a legend wider than the axes would make the layout shrink them."""
+def legend_columns(labels: Sequence[str]) -> int:
+    """How many labels fit side by side above axes one column wide; a wider legend would make the layout shrink them."""
     return min(len(labels), 3 if all(len(label) < 8 for label in labels) else 2)
 
 
@@ -137,9 +87,14 @@ def render(plot: Plot) -> dict[str, bytes]:
     return files
 
 
+def rendered(plots: Iterable[Plot]) -> dict[str, bytes]:
+    """{file name: content} of several figures, as `render` gives them for one."""
+    return {name: content for plot in plots for name, content in render(plot).items()}
+
+
 def _legend_lines(ax: Axes) -> int:
     labels = [text.get_text() for text in legend.get_texts()] if (legend := ax.get_legend()) else []
-    return math.ceil(len(labels) / _legend_columns(labels)) if labels else 0
+    return math.ceil(len(labels) / legend_columns(labels)) if labels else 0
 
 
 def _saved(fig: Figure, kind: str) -> bytes:

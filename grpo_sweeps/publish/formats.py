@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import io
 import math
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Sequence
 
+import numpy as np
 import pandas as pd
+
+from grpo_sweeps.maths.intervals import Interval
 
 FORMULA_STARTS = ("=", "+", "-", "@", "\t", "\r")
 LATEX = {
@@ -103,26 +105,26 @@ def latex(header: Sequence[str], rows: Sequence[Sequence[str]], caption: str, la
     )
 
 
-def headline(table: pd.DataFrame) -> tuple[list[str], list[list[str]]]:
-    """Table 1 as people read it: header and text cells, a row an arm and R; the arm is shown if there are several."""
-    arms = table["arm"].nunique() > 1
-    header = [
-        "R", "effective rank", "paper", "top-1 fraction", "paper", "participation ratio", "stable rank", "null",
-        "final accuracy", "gain", "mixed groups", "runs",
-    ]  # fmt: skip
-    rows = []
-    for row in table.to_dict("records"):
-        cells = [
-            number(row["R"]), _interval(row, "effective_rank"), row["paper_effective_rank"] or "–",
-            _interval(row, "top1_fraction"), row["paper_top1_fraction"] or "–", _interval(row, "participation_ratio"),
-            _interval(row, "stable_rank"), number(row["null_effective_rank"]), _interval(row, "accuracy", 3),
-            _interval(row, "accuracy_gain", 3), f"{row['measured_mixed_groups']} of {row['groups']}",
-            f"{row['runs_finished']} of {row['runs']}",
-        ]  # fmt: skip
-        rows.append([str(row["arm"]), *cells] if arms else cells)
-    return (["arm", *header] if arms else header), rows
+def three_digits(*values: float) -> str:
+    """Numbers of any size with three digits; the first alone, or with its two ends.
+
+    >>> three_digits(1234.5, 0.00123, 2e9), three_digits(0.5)
+    ('1,230 [0.00123, 2e+09]', '0.5')
+    """
+    first, *ends = (_in_three_digits(value) if math.isfinite(value) else "–" for value in values)
+    return f"{first} [{', '.join(ends)}]" if ends and np.isfinite(values).all() else first
 
 
-def _interval(row: Mapping[Any, Any], name: str, digits: int = 2) -> str:
-    mean, low, high = (float(str(row[key])) for key in (name, f"{name}_low", f"{name}_high"))
-    return with_interval(mean, low, high, digits)
+def _in_three_digits(value: float) -> str:
+    """Powers of ten from a million on only.
+
+    >>> _in_three_digits(999.6), _in_three_digits(-45678.0), _in_three_digits(1e6)
+    ('1,000', '-45,700', '1e+06')
+    """
+    text = f"{value:.3g}"
+    return f"{float(text):,.0f}" if "e+" in text and abs(value) < 1e6 else text
+
+
+def three_digits_of(interval: Interval) -> str:
+    """`three_digits` of an interval."""
+    return three_digits(interval.mean, interval.low, interval.high)

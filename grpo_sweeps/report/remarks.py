@@ -4,14 +4,56 @@ from __future__ import annotations
 
 import re
 import shlex
+from collections import Counter
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 
 from grpo_sweeps.report.claims.rules import MIN_GROUPS
-from grpo_sweeps.report.commits import codes
-from grpo_sweeps.report.read.query import Sweep
+from grpo_sweeps.report.read.query import ReportError, Sweep
 from grpo_sweeps.report.tables.layers import layer_remarks
 from grpo_sweeps.report.tables.pooled import usable_groups
+from grpo_sweeps.tracking import provenance as source
+from grpo_sweeps.tracking.symptoms import known, symptoms
+
+GOING_ON = ("running", "queued")
+LONGEST = 300  # characters of a failed run's reason
+
+
+def wrong(sweep: Sweep) -> list[str]:
+    """Sentences, each of one kind in one arm, with the runs that it holds for; the first of them gives the numbers.
+
+    Failed runs come first, then what the rules of `symptoms` find in the records. Empty where nothing looks wrong.
+    """
+    found: dict[tuple[str, str], list[tuple[str, str]]] = {}  # (arm, kind) -> (run's name, sentence) each
+    for run in sweep.runs[sweep.runs["state"] == "failed"].itertuples():
+        reason = " ".join(str(run.error or "no reason is recorded").split())[:LONGEST]
+        sentence = f"failed at step {run.step} of {run.total}: {reason}"
+        found.setdefault((str(run.arm), f"failed: {reason}"), []).append((_name(sweep, run), sentence))
+    rows = {str(run): part for run, part in sweep.metrics.groupby("run", sort=False)} if len(sweep.metrics) else {}
+    for run in sweep.runs.itertuples():
+        if run.run in rows:
+            course = [known(row) for row in rows[str(run.run)].select_dtypes("number").to_dict("records")]
+            for symptom in symptoms(sweep.configs[str(run.run)], course, ended=run.state not in GOING_ON):
+                found.setdefault((str(run.arm), symptom.kind), []).append((_name(sweep, run), symptom.sentence))
+    several = sweep.runs["arm"].nunique() > 1
+    totals = sweep.runs["arm"].value_counts()
+    return [_line(arm if several else "", runs, int(totals[arm])) for (arm, _), runs in found.items()]
+
+
+def _name(sweep: Sweep, run: Any) -> str:
+    """What tells the run from the others of its arm; '' where it is the only one of the sweep."""
+    return f"R={run.R} seed={run.seed}" if len(sweep.runs) > 1 else ""
+
+
+def _line(arm: str, runs: list[tuple[str, str]], total: int) -> str:
+    """ "estimator=rloo: R=2 seed=0 and 2 more of 3 runs: every reward is 0 ..." """
+    (name, sentence), more = runs[0], len(runs) - 1
+    others = f" and {more} more of {total} runs (numbers of the first)" if more else ""
+    where = f"{f'{arm}: ' if arm else ''}{name}{others}"
+    return f"{where}: {sentence}" if where else sentence
+
 
 CHECKED_METRICS = ("loss", "grad_norm", "reward", "entropy")
 
@@ -162,3 +204,46 @@ def _evaluation(sweep: Sweep) -> list[str]:
     done = evaluated | set(sweep.waiting)
     lacking = [str(r.name) for r in sweep.runs.itertuples(index=False) if r.run not in done]
     return [f"Not evaluated: {', '.join(lacking)}."] if lacking else []
+
+
+ALLOW = "allow"
+
+
+def codes(sweep: Sweep) -> dict[str, int]:
+    """{what made them, in words: number of runs}, of the runs that have started.
+
+    Uncommitted changes count as a commit of their own, and others than the same changes as another one where the run
+    kept their digest. So do runs that do not say which commit made them, beside runs that do.
+    """
+    started = sweep.runs[~sweep.runs["run"].isin(sweep.waiting)]
+    found = Counter(
+        _code(None if row["commit"] is None or row["commit"] != row["commit"] else str(row["commit"]),
+              row["dirty"] is True or row["dirty"] == 1, Path(str(row["path"])))
+        for row in started.to_dict("records")
+    )  # fmt: skip
+    return dict(sorted(found.items()))
+
+
+def _code(commit: str | None, dirty: bool, run_dir: Path) -> str:
+    name = commit[:12] if commit else "no recorded commit"
+    if not dirty:
+        return name
+    kept = source.read(run_dir)
+    changes = f" {kept.diff_sha256[:8]}" if kept is not None and kept.diff_sha256 else ""
+    return f"{name} with uncommitted changes{changes}"
+
+
+def check_commits(sweep: Sweep, commits: str | None) -> None:
+    """Raise ReportError, one sentence, where several commits made the sweep's runs and `commits` is not "allow"."""
+    if commits not in (None, ALLOW):
+        raise ReportError(f"commits={commits}: {ALLOW} is allowed, to report on runs of several commits together.")
+    found = codes(sweep)
+    if len(found) < 2 or commits == ALLOW:
+        return
+    listed = ", ".join(f"{code}: {n} run{'s' if n > 1 else ''}" for code, n in found.items())
+    dirty = any("uncommitted" in code for code in found)
+    note = "; uncommitted changes count as a commit of their own" if dirty else ""
+    raise ReportError(
+        f"sweep={sweep.name}: its runs were made by different commits ({listed}{note}); run the older ones again "
+        f"(redo=stale), or add commits={ALLOW} to report on all of them together."
+    )

@@ -18,7 +18,8 @@ from grpo_sweeps.estimators import DECLARATIONS, Declaration, grpo_std, weight_o
 from grpo_sweeps.report.design.power import spread_table
 from grpo_sweeps.science import credit
 from grpo_sweeps.science.advantages import HOEFFDING_EPS, HOEFFDING_R, hoeffding
-from grpo_sweeps.science.build import TheoryOptions, enumerate_all, judge
+from grpo_sweeps.science.build import enumerate_all, judge
+from grpo_sweeps.theory import TheoryOptions
 from tests.composing import run_config
 
 ROOT = Path(__file__).resolve().parents[2]

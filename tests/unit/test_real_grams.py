@@ -19,7 +19,7 @@ import yaml
 
 from grpo_sweeps.report.build import build
 from grpo_sweeps.report.claims import rules
-from grpo_sweeps.report.claims.verdicts import rank_of_few
+from grpo_sweeps.report.claims.ranks import rank_of_few
 from grpo_sweeps.report.read.query import load_sweep
 from grpo_sweeps.report.tables.pooled import pooled, usable_groups
 from grpo_sweeps.spectra import effective_rank, eigenvalue_error, eigenvalues, summary

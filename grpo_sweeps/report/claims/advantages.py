@@ -8,22 +8,19 @@ import numpy as np
 import pandas as pd
 
 from grpo_sweeps.maths.intervals import share_over
-from grpo_sweeps.publish.formats import with_interval
-from grpo_sweeps.report.advantages import TAILS
+from grpo_sweeps.paper import STATEMENTS, TAILS
+from grpo_sweeps.publish.formats import three_digits, with_interval
 from grpo_sweeps.report.claims import rules
-from grpo_sweeps.report.claims.finding import ERROR, UNKNOWN, Claim, Finding, figures, nothing
+from grpo_sweeps.report.claims.finding import ERROR, UNKNOWN, Claim, Finding, nothing
 from grpo_sweeps.report.claims.rules import CONTRADICTED, HOLDS, UNDECIDED, all_of
 from grpo_sweeps.report.tables.pooled import clusters
 
-SAYS = {
-    "C2": "The advantages of a group sum to zero.",
-    "C3": "Var A = (R-1)/R sigma^2 and Cov(A_i, A_j) = -sigma^2/R.",
-    "C4": "P(|A| > eps) is at most (R-1) sigma^2 / (R eps^2).",
-}
-
 
 def c2(arm: str, kind: str, records: dict[int, pd.DataFrame]) -> Claim:
-    """`kind`: see `finding.ESTIMATORS`; empty for an estimator of which no zero sum is asserted."""
+    """The largest sum of the advantages of a group.
+
+    kind: see `finding.ESTIMATORS`; empty for an estimator of which no zero sum is asserted.
+    """
     findings = tuple(_c2_at(R, g, kind) for R, g in records.items())
     broken = [f for f in findings if f.verdict == CONTRADICTED]
     remarks = [f"{ERROR}{arm}, R = {f.R}: advantages that must sum to zero do not ({f.measured})." for f in broken]
@@ -33,7 +30,7 @@ def c2(arm: str, kind: str, records: dict[int, pd.DataFrame]) -> Claim:
     )
     if not kind:
         remarks.append("The claim is about the group mean; this arm's estimator is another one, its sums are shown.")
-    return Claim("C2", arm, SAYS["C2"], all_of([f.verdict for f in findings]), findings, tuple(remarks))
+    return Claim("C2", arm, STATEMENTS["C2"].brief, all_of([f.verdict for f in findings]), findings, tuple(remarks))
 
 
 def _c2_at(R: int, records: pd.DataFrame, kind: str) -> Finding:
@@ -58,6 +55,7 @@ def _factors(R: int, kind: str) -> tuple[float, float] | None:
 
 
 def c3(arm: str, kind: str, records: dict[int, pd.DataFrame]) -> Claim:
+    """Variance and covariance of the advantages over the variance of the rewards within groups."""
     findings = tuple(_c3_at(R, g, kind) for R, g in records.items())
     broken = [f for f in findings if f.verdict == CONTRADICTED]
     remarks = (
@@ -68,7 +66,7 @@ def c3(arm: str, kind: str, records: dict[int, pd.DataFrame]) -> Claim:
         "The claim is about the group mean. Leave-one-out has R/(R-1) and -R/(R-1)^2; divided by the group's standard "
         "deviation an advantage has no such factor.",
     )
-    return Claim("C3", arm, SAYS["C3"], all_of([f.verdict for f in findings]), findings, remarks)
+    return Claim("C3", arm, STATEMENTS["C3"].brief, all_of([f.verdict for f in findings]), findings, remarks)
 
 
 def _c3_at(R: int, records: pd.DataFrame, kind: str) -> Finding:
@@ -91,6 +89,7 @@ def _c3_at(R: int, records: pd.DataFrame, kind: str) -> Finding:
 
 
 def c4(arm: str, kind: str, records: dict[int, pd.DataFrame]) -> Claim:
+    """The shares of advantages above each eps beside the bound, and the share of mixed groups."""
     findings = tuple(_c4_at(R, g, kind) for R, g in records.items())
     remarks = (
         "Chebyshev's inequality, which holds within every group for the variance of its own rewards: the records "
@@ -100,7 +99,7 @@ def c4(arm: str, kind: str, records: dict[int, pd.DataFrame]) -> Claim:
         f"{rules.UNDECIDED.removesuffix(' from these runs')} from these runs: p of a prompt at the same weights is "
         "needed, that is prompts drawn repeatedly within a step.",
     )
-    return Claim("C4", arm, SAYS["C4"], all_of([f.verdict for f in findings]), findings, remarks)
+    return Claim("C4", arm, STATEMENTS["C4"].brief, all_of([f.verdict for f in findings]), findings, remarks)
 
 
 def _c4_at(R: int, records: pd.DataFrame, kind: str) -> Finding:
@@ -112,12 +111,9 @@ def _c4_at(R: int, records: pd.DataFrame, kind: str) -> Finding:
     mixed = share_over(records["mixed"].astype(bool), clusters(records))
     measured = "; ".join(f"|A| > {eps:g}: {share:.3f}" for eps, share in zip(TAILS, shares, strict=True))
     measured += f"; mixed groups {with_interval(mixed.mean, mixed.low, mixed.high, 3)}"
-    paper = "at most " + ", ".join(figures(bound) for bound in bounds)
+    paper = "at most " + ", ".join(three_digits(bound) for bound in bounds)
     paper += f" ({sum(bound >= 1 for bound in bounds)} of {len(bounds)} say nothing)"
     within = all(share <= bound + rules.SUM_TOLERANCE for share, bound in zip(shares, bounds, strict=True))
     verdict = (HOLDS if within else CONTRADICTED) if kind == "group mean" else UNDECIDED
     null = f"0 unless mixed; mixed at most {1 - 2 * math.pow(0.5, R):.3f} at any p"
     return Finding(R, len(records), measured, null, verdict, mixed, paper)
-
-
-CLAIMS = (c2, c3, c4)

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 import pandas as pd
 
 from grpo_sweeps.maths.intervals import Interval, mean_interval
+from grpo_sweeps.paper import STATEMENTS
 from grpo_sweeps.publish.formats import with_interval
 from grpo_sweeps.report.claims import rules
 from grpo_sweeps.report.claims.finding import UNKNOWN, Claim, Finding, estimator_of
@@ -20,7 +21,6 @@ from grpo_sweeps.report.claims.rules import CONTRADICTED, GAIN_MARGIN, HOLDS, UN
 from grpo_sweeps.report.read.query import Sweep
 from grpo_sweeps.report.tables.pooled import drawn_besides, first_and_last
 
-SAYS = "A larger R only refines the same two directions, and yet learns faster."
 KEY = "budget="
 
 
@@ -82,7 +82,7 @@ def c11(sweep: Sweep, pair: Pair, alpha: float) -> Claim:
     if sweep.runs.loc[sweep.runs["arm"] == pair.rollouts, "seed"].nunique() < 2:
         remarks.append("Nothing is decided: one seed says nothing of the differences between training runs.")
     name = f"{pair.prompts} and {pair.rollouts}"
-    return Claim("C11", name, SAYS, all_of([f.verdict for f in findings]), findings, tuple(remarks))
+    return Claim("C11", name, STATEMENTS["C11"].brief, all_of([f.verdict for f in findings]), findings, tuple(remarks))
 
 
 def _at(sweep: Sweep, pair: Pair, R: int, alpha: float, comparable: bool) -> Finding:

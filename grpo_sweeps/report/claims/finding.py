@@ -5,9 +5,6 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, field
 
-import numpy as np
-import pandas as pd
-
 from grpo_sweeps.maths.intervals import Interval
 from grpo_sweeps.report.claims import rules
 from grpo_sweeps.report.read.query import Sweep
@@ -67,33 +64,3 @@ def estimator_of(sweep: Sweep, arm: str) -> str:
     targets = sweep.runs.loc[sweep.runs["arm"] == arm, "estimator"]
     kinds = {ESTIMATORS.get(str(target).rpartition(".")[2], "") for target in targets}
     return kinds.pop() if len(kinds) == 1 else ""
-
-
-def records_of(sweep: Sweep, arm: str, R: int) -> pd.DataFrame:
-    """Every group of an arm and R, measured or not."""
-    return sweep.groups[(sweep.groups["arm"] == arm) & (sweep.groups["R"] == R)]
-
-
-def figures(*values: float) -> str:
-    """Numbers of any size with three digits; the first alone, or with its two ends.
-
-    >>> figures(1234.5, 0.00123, 2e9), figures(0.5)
-    ('1,230 [0.00123, 2e+09]', '0.5')
-    """
-    first, *ends = (three_digits(value) if math.isfinite(value) else "–" for value in values)
-    return f"{first} [{', '.join(ends)}]" if ends and np.isfinite(values).all() else first
-
-
-def three_digits(value: float) -> str:
-    """Powers of ten from a million on only.
-
-    >>> three_digits(999.6), three_digits(-45678.0), three_digits(1e6)
-    ('1,000', '-45,700', '1e+06')
-    """
-    text = f"{value:.3g}"
-    return f"{float(text):,.0f}" if "e+" in text and abs(value) < 1e6 else text
-
-
-def of(interval: Interval) -> str:
-    """`figures` of an interval."""
-    return figures(interval.mean, interval.low, interval.high)

@@ -1,4 +1,5 @@
-"""C5 of arXiv 2606.29238, the norm of a group's gradient by k, and shuffled advantages as its exact null."""
+"""C5 and C9 of arXiv 2606.29238: the norm of a group's gradient by k, with shuffled advantages as its exact null; the
+inner products of a group's scores, the score-mean null, and the number of directions."""
 
 from __future__ import annotations
 
@@ -9,14 +10,14 @@ import pandas as pd
 from scipy import special
 
 from grpo_sweeps.maths.intervals import Interval, mean_over
-from grpo_sweeps.publish.formats import with_interval
+from grpo_sweeps.paper import STATEMENTS
+from grpo_sweeps.publish.formats import three_digits, three_digits_of, with_interval
 from grpo_sweeps.report.claims import rules
-from grpo_sweeps.report.claims.finding import ERROR, UNKNOWN, Claim, Finding, figures, nothing, of
-from grpo_sweeps.report.claims.rules import CONTRADICTED, UNDECIDED, all_of, judge
+from grpo_sweeps.report.claims.finding import ERROR, UNKNOWN, Claim, Finding, nothing
+from grpo_sweeps.report.claims.rules import CONTRADICTED, UNDECIDED, UNDEFINED, all_of, judge
 from grpo_sweeps.report.measure.permutation import least_p
 from grpo_sweeps.report.tables.pooled import clusters, pooled
 
-SAYS = "The norm of the gradient scales with sigma_r and vanishes as the number k of right rollouts nears 0 or R."
 SHUFFLED = "Were rewards unrelated to scores, any k of the R rollouts could be the right ones, with the same norm."
 
 
@@ -79,7 +80,7 @@ def c5(arm: str, kind: str, groups: dict[int, pd.DataFrame], records: dict[int, 
     ]
     for R, part in records.items():
         remarks += _edges(arm, R, part, kind)
-    return Claim("C5", arm, SAYS, all_of(decided), findings, tuple(remarks))
+    return Claim("C5", arm, STATEMENTS["C5"].brief, all_of(decided), findings, tuple(remarks))
 
 
 def _c5_at(R: int, groups: pd.DataFrame, records: pd.DataFrame, kind: str, alpha: float) -> Finding:
@@ -87,7 +88,7 @@ def _c5_at(R: int, groups: pd.DataFrame, records: pd.DataFrame, kind: str, alpha
     if not len(binary):
         return nothing(R)
     shown = range(1, R) if R <= 8 else sorted({1, R // 4, R // 2, R - R // 4, R - 1})  # by_k.csv has every k
-    by_k = [f"k = {k}: {of(pooled(binary[binary['k'] == k], 'gradient_norm'))}" for k in shown]
+    by_k = [f"k = {k}: {three_digits_of(pooled(binary[binary['k'] == k], 'gradient_norm'))}" for k in shown]
     found = slope(binary, alpha)
     words = with_interval(found.mean, found.low, found.high) if found.known or np.isfinite(found.mean) else "none"
     measured = f"slope {words}; mean norm {', '.join(by_k)}"
@@ -110,10 +111,10 @@ def _edges(arm: str, R: int, records: pd.DataFrame, kind: str) -> list[str]:
         lines.append(f"{ERROR}{arm}, {words}" if moving and kind else words)
     lone = records["lone_right"].dropna().astype(float) if len(records) else pd.Series(dtype=float)
     if len(lone):
-        words = f"R = {R}: a lone right rollout has the advantage {figures(lone.mean())} ({len(lone)} groups)"
+        words = f"R = {R}: a lone right rollout has the advantage {three_digits(lone.mean())} ({len(lone)} groups)"
         if kind == "group mean":
             off = float((lone - (1 - 1 / R)).abs().max())
-            words += f"; 1 - 1/R = {figures(1 - 1 / R)}, largest difference {off:.0e}"
+            words += f"; 1 - 1/R = {three_digits(1 - 1 / R)}, largest difference {off:.0e}"
             words = f"{ERROR}{arm}, {words}" if off > rules.SUM_TOLERANCE else words
         lines.append(f"{words}.")
     return lines
@@ -130,7 +131,7 @@ def shuffled(arm: str, groups: dict[int, pd.DataFrame], alpha: float) -> Claim:
         "A mean mid-p below 1/2: the gradient is longer than chance makes it, because right and wrong rollouts differ "
         "in their scores' direction or length. Not below: no sign of it, which is no proof of none.",
         *(
-            f"R = {R}: one group cannot reach a p-value below {figures(least_p(R))}"
+            f"R = {R}: one group cannot reach a p-value below {three_digits(least_p(R))}"
             + (", so never .05." if least_p(R) > 0.05 else ".")
             for R in groups
             if R > 1
@@ -162,7 +163,74 @@ def _shuffled_at(R: int, groups: pd.DataFrame, alpha: float) -> Finding:
     z = (0.5 - mid_p) / error
     measured = (
         f"mean mid-p {with_interval(mid_p, interval.low, interval.high, 3)}; z = {z:.2f}, combined one-sided p = "
-        f"{figures(float(special.ndtr(-z)))}; p below .05 in {below:.1%} of the groups"
+        f"{three_digits(float(special.ndtr(-z)))}; p below .05 in {below:.1%} of the groups"
     )
     out = n >= rules.MIN_GROUPS and interval.outside(0.5, 0.5)
     return Finding(R, n, measured, "mean mid-p 0.5", CONTRADICTED if out else UNDECIDED, interval)
+
+
+def directions(groups: pd.DataFrame) -> Interval:
+    """(tr F)^2 / tr F^2 from means over groups of K_ii and of K_ij^2, its interval by the delta method, clustered."""
+    own, square = groups["pair_norm"].astype(float), groups["pair_square"].astype(float)
+    if not len(groups) or not square.mean() > 0:
+        return UNKNOWN
+    found = float(own.mean() ** 2 / square.mean())
+    around = mean_over(found * (2.0 * (own / own.mean() - 1.0) - (square / square.mean() - 1.0)), clusters(groups))
+    return Interval(found, found + around.low, found + around.high, around.n, around.clusters)
+
+
+def score_mean(groups: pd.DataFrame, alpha: float) -> Interval:
+    """Mean of `pair_null`, widened by what the precision of the Grams allows: zero where sampler and trainer agree."""
+    mean = pooled(groups, "pair_null", alpha)
+    error = float(groups.loc[groups["pair_null"].notna(), "pair_error"].astype(float).mean())
+    return Interval(mean.mean, mean.low - error, mean.high + error, mean.n, mean.clusters)
+
+
+def c9(arm: str, groups: dict[int, pd.DataFrame], alpha: float) -> Claim:
+    findings, errors = [], []
+    for R, part in groups.items():
+        finding, failed = _c9_at(R, part, alpha)
+        findings.append(finding)
+        errors += [f"{ERROR}{arm}, {failed}"] if failed else []
+    remarks = (
+        *errors,
+        "The paper does not say what a cluster is or how few is few. What tells is E<psi_i, psi_j>^2 = tr F^2, so "
+        "(tr F)^2 / tr F^2 directions; a mean product of zero does not exclude clusters (psi = +u or -u).",
+        "Products and directions are over mixed groups, whose mean product is not zero; the score-mean null gives the "
+        "mixed pairs of k = 1 and k = R - 1 half their weight, which makes up for the all-equal groups that have no "
+        "Gram. It is zero when rollouts are independent draws of the policy that is differentiated, so it checks that "
+        "sampler and trainer agree; R = 2 has no such combination.",
+        "Expected of one prompt, with S = ||grad J||^2: S/p^2 for two right rollouts, S/q^2 for two wrong ones, "
+        "-S/(pq) for one of each. Pooled over prompts the ratio of squares is one of averages.",
+    )
+    verdict = UNDEFINED if any(f.verdict == UNDEFINED for f in findings) else UNDECIDED
+    return Claim("C9", arm, STATEMENTS["C9"].brief, verdict, tuple(findings), remarks)
+
+
+def _c9_at(R: int, groups: pd.DataFrame, alpha: float) -> tuple[Finding, str]:
+    """The finding, and what an interval that excludes zero says of the sampler."""
+    part = groups[groups["pair_norm"].notna()] if len(groups) else groups
+    if not len(part):
+        return nothing(R), ""
+    products = ", ".join(
+        f"{words} {three_digits_of(pooled(part, f'pair_{name}'))}"
+        if part[f"pair_{name}"].notna().any()
+        else f"{words} –"
+        for name, words in (("all", "all pairs"), ("right", "two right"), ("wrong", "two wrong"), ("between", "mixed"))
+    )
+    null = score_mean(part, alpha)
+    measured = (
+        f"mean product: {products}; mean squared norm {three_digits_of(pooled(part, 'pair_norm'))}; directions "
+        f"{three_digits_of(directions(part))}"
+    )
+    off = null.outside(0.0, 0.0) and null.n >= rules.MIN_GROUPS
+    words = (
+        "score-mean null: not to be had"
+        if math.isnan(null.mean)
+        else f"score-mean null 0: found {three_digits_of(null)}"
+    )
+    failed = (
+        f"R = {R}: the score-mean null is {three_digits_of(null)}, not zero: the rollouts are not draws of the policy "
+        "that is differentiated (temperature, top-p, precision of the sampler, stale weights), or groups were chosen."
+    )
+    return Finding(R, len(part), measured, words, UNDEFINED, null, "few"), failed if off else ""

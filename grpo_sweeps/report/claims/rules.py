@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from grpo_sweeps.maths.intervals import Interval
+from grpo_sweeps.paper import ABOUT_TWO, MARGIN
 
 HOLDS = "holds in these runs"
 CONTRADICTED = "contradicted by these runs"
@@ -16,10 +17,6 @@ ALPHA = 0.05
 TESTS_PER_CELL = 6
 """Decisive intervals for each arm and R: C5's slope, C7's share of groups, C8's effective rank, the score-mean null of
 C9, C10's top-1 fraction, the mean mid-p of shuffled advantages."""
-
-ABOUT_TWO = 2.0
-MARGIN = 0.25
-"""C8, C10: "about 2" means a mean effective rank in [1.75, 2.25]."""
 
 MIN_GROUPS = 30
 """Measured mixed groups below which an R is not decided, since Student's t is off for few and skewed values. C8 alone

@@ -15,12 +15,15 @@ import numpy as np
 import pandas as pd
 
 from grpo_sweeps.maths.intervals import Clusters, Interval, mean_over
-from grpo_sweeps.report.claims.finding import records_of
-from grpo_sweeps.report.design.best_size import KINDS, MIN_STEPS, BestSize, drawn, levels, plain_step, step_sums
+from grpo_sweeps.publish.formats import number, three_digits, with_interval
+from grpo_sweeps.publish.page import Section
+from grpo_sweeps.report.design.best_size import KINDS, MIN_STEPS, BestSize, drawn, levels, plain_step, shown, step_sums
 from grpo_sweeps.report.measure.pool import (
     ESTIMATORS,
     LEAST_POOL,
     QUANTITIES,
+    STD_EPS,
+    SUBSETS,
     Pools,
     moments,
     pool_values,
@@ -28,7 +31,7 @@ from grpo_sweeps.report.measure.pool import (
     sizes_of,
 )
 from grpo_sweeps.report.read.query import Sweep
-from grpo_sweeps.report.tables.pooled import clusters
+from grpo_sweeps.report.tables.pooled import clusters, records_of
 from grpo_sweeps.spectra import Array
 
 COLUMNS = [
@@ -197,3 +200,71 @@ def _with_ends(name: str, interval: Interval) -> dict[str, float]:
 def pool_table(studies: list[PoolStudy]) -> pd.DataFrame:
     """pool.csv."""
     return pd.concat([study.table for study in studies], ignore_index=True)
+
+
+NAME = "pool"
+WORDS = (
+    "Runs of a fixed policy: each group is a pool, and any R' of its rollouts are a group of that size. Shares, "
+    "spectra and errors at R' are means over a pool's sub-groups, then over pools, those of equal rewards as zeros.",
+    "“Error” is N times the mean squared error of a step of N rollouts in groups of R', against the gradient of the "
+    "average objective; its least size is found here without the formula, among the sizes of the table. “Own prompt” "
+    "is the mean squared error of one group's gradient against its own prompt's, “cosine” that with it, which no scale "
+    "changes.",
+)
+
+
+def pool_section(studies: list[PoolStudy]) -> Section:
+    """The table of the page: leave-one-out, and std scaling's cosine beside it; all else is in pool.csv."""
+    arms = len({study.arm for study in studies}) > 1
+    header = (
+        "R", "R'", "mixed", "effective rank", "top-1 fraction", "participation ratio", "error", "own prompt", "cosine",
+        "cosine, std",
+    )  # fmt: skip
+    rows = [((study.arm,) if arms else ()) + row for study in studies for row in _rows(study)]
+    after = tuple(found_words(study, arms) for study in studies)
+    notes = (
+        f"Error, own prompt and cosine: leave-one-out. Std scaling: ddof 1, eps {STD_EPS:g}; against the average "
+        "objective its error needs products of different prompts' gradients, which no record has. Sub-groups one by "
+        f"one (spectra, std): all where there are at most {SUBSETS}, else {SUBSETS} drawn ones of each pool.",
+    )
+    lead = ("arm",) if arms else ()
+    return Section(
+        NAME, "Group sizes at a fixed policy", WORDS, (*lead, *header), tuple(rows), after + notes, ("pool.csv",)
+    )
+
+
+def _rows(study: PoolStudy) -> list[tuple[str, ...]]:
+    rows = []
+    for size, part in study.table.groupby("size"):
+        of = {str(row["estimator"]): row for row in part.to_dict("records")}
+        row = of["leave-one-out"]
+
+        def cell(name: str, row: dict = row) -> str:
+            return with_interval(row[name], row[f"{name}_low"], row[f"{name}_high"])
+
+        rows.append(
+            (
+                str(study.R), str(size), cell("mixed"), cell("effective_rank"), cell("top1_fraction"),
+                cell("participation_ratio"), *(_figures(row, name) for name in ("error", "error_prompt")),
+                number(row["cosine"]), number(of["std"]["cosine"]),
+            )
+        )  # fmt: skip
+    return rows
+
+
+def _figures(row: dict, name: str) -> str:
+    return three_digits(row[name], row[f"{name}_low"], row[f"{name}_high"])
+
+
+def found_words(study: PoolStudy, arms: bool) -> str:
+    """The size found, its interval, and the predicted one."""
+    where = f"{study.arm}, R = {study.R}" if arms else f"R = {study.R}"
+    if math.isnan(study.found):
+        return (
+            f"{where}: the best size cannot be decided from these runs: ||E grad J||² needs estimator=grpo or rloo "
+            "with aggregation=sum and steps of two groups or more."
+        )
+    ends = "" if math.isnan(study.low) else f", 95% interval {study.low:g} to {study.high:g}"
+    beyond = " (the whole pool: the best size may be larger)" if study.at_the_end else ""
+    formula = shown(study.predicted, "best_R")
+    return f"{where}: least error found at R' = {study.found:g}{beyond}{ends}; by the formula R* = {formula}."

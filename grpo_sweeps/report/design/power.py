@@ -18,12 +18,11 @@ import pandas as pd
 
 from grpo_sweeps.maths.intervals import Clusters, t_quantile
 from grpo_sweeps.publish.formats import number
-from grpo_sweeps.report.claims.finding import records_of
+from grpo_sweeps.publish.page import Section
 from grpo_sweeps.report.claims.gradient import slope_moves
 from grpo_sweeps.report.design.best_size import BestSize
 from grpo_sweeps.report.read.query import Sweep
-from grpo_sweeps.report.section import Section
-from grpo_sweeps.report.tables.pooled import discarded, usable_groups
+from grpo_sweeps.report.tables.pooled import discarded, records_of, usable_groups
 
 WIDTHS = {"mean effective rank": (0.1, 0.05), "norm slope": (0.25, 0.1), "R*": (1.0, 0.5)}
 """Half-widths of the table, by quantity."""

@@ -1,4 +1,4 @@
-"""Every definition of rank against the number k of right rollouts, with its nulls. Drawn from `table.by_k`."""
+"""Ranks against the number k of right rollouts, with their nulls: fig4, and every definition, from `pooled.by_k`."""
 
 from __future__ import annotations
 
@@ -8,9 +8,11 @@ import numpy as np
 import pandas as pd
 from matplotlib.axes import Axes
 
-from grpo_sweeps.publish.drawing import DOTTED, Panel, Plot, Style, arm_cells, arm_title, finish, styles
+from grpo_sweeps.publish.drawing import DOTTED, Panel, Plot
+from grpo_sweeps.report.figures.look import Style, arm_cells, curves_in_words, finish, panel_title, styles, whose
 from grpo_sweeps.report.measure.spectral import QUANTITIES
 from grpo_sweeps.report.read.query import Sweep
+from grpo_sweeps.spectra import null_effective_rank
 
 NAME = "ranks_by_k"
 MOST_ARMS = 3  # that are drawn: six panels each, half a second a panel
@@ -59,9 +61,8 @@ def _panel(sweep: Sweep, arm: str, rows: pd.DataFrame, name: str) -> Panel:
         values = part.set_index("k")[name].astype(float)
         most, least = f"{values.max():.2f} (k = {values.idxmax()})", f"{values.min():.2f} (k = {values.idxmin()})"
         said.append(f"R = {R}: most {most}, least {least}")
-    title = ", ".join(t for t in (arm_title(sweep, arm), label) if t)
-    whose = "" if arm == "all" else f" for {arm}"
-    return Panel(title, f"Chart of {label} by k{whose}. {'; '.join(said)}.", draw)
+    title = panel_title(sweep, arm, label)
+    return Panel(title, f"Chart of {label} by k{whose(arm)}. {'; '.join(said)}.", draw)
 
 
 def _bars(ax: Axes, rows: pd.DataFrame, name: str, style: Style, R: int) -> None:
@@ -78,3 +79,48 @@ def _nulls(ax: Axes, rows: pd.DataFrame, name: str, style: Style) -> None:
     for null, look in NULLS.items():
         column = null if name == "effective_rank" else f"{null}_{name}"
         ax.plot(rows["k"], rows[column].astype(float), color=style.color, zorder=2, **look)
+
+
+def rank_by_k_plot(sweep: Sweep, table: pd.DataFrame) -> Plot:
+    """fig4: effective rank by k beside its closed form, one panel per arm."""
+    panels = []
+    for arm, Rs in arm_cells(sweep).items():
+        curves = {
+            R: table[(table["arm"] == arm) & (table["R"] == R) & (table["groups"] > 0)].rename(
+                columns={"effective_rank": "mean", "effective_rank_low": "low", "effective_rank_high": "high"}
+            )
+            for R in Rs
+        }
+
+        def draw(ax: Axes, curves: dict[int, pd.DataFrame] = curves) -> None:
+            for R, curve in curves.items():
+                _null_curve(ax, R, styles(sweep)[R])
+                _rank_bars(ax, curve, R, styles(sweep)[R])
+            ax.plot([], [], color="0.35", ls=DOTTED, lw=1.0, marker="o", mfc="white", ms=3.5, label="null 4k(R−k)/R")
+            finish(ax, "correct rollouts k", "effective rank", whole=True)
+
+        panels.append(Panel(panel_title(sweep, arm), curves_in_words("effective rank by k", arm, curves), draw))
+    caption = (
+        "Mean effective rank of the gradient matrix against the number k of correct rollouts (filled markers; bars: "
+        "95% intervals clustered by prompt and seed). Open markers: orthogonal scores of equal norm, 4k(R−k)/R."
+    )
+    return Plot("fig4", "Effective rank against correct rollouts", caption, tuple(panels))
+
+
+def _rank_bars(ax: Axes, curve: pd.DataFrame, R: int, style: Style) -> None:
+    if not len(curve):
+        return
+    mean = curve["mean"].to_numpy(float)
+    low = np.nan_to_num(mean - curve["low"].to_numpy(float).clip(1.0, R))
+    high = np.nan_to_num(curve["high"].to_numpy(float).clip(1.0, R) - mean)
+    ax.errorbar(
+        curve["k"], mean, yerr=[low.clip(0), high.clip(0)], color=style.color, ls=style.line, marker=style.marker,
+        capsize=2, elinewidth=1, label=f"R = {R}",
+    )  # fmt: skip
+
+
+def _null_curve(ax: Axes, R: int, style: Style) -> None:
+    k = np.linspace(1, R - 1, 60) if R > 2 else np.array([1.0])
+    ax.plot(k, null_effective_rank(k, R), color=style.color, ls=DOTTED, lw=1.0, alpha=0.9)
+    whole = np.arange(1, R)
+    ax.plot(whole, null_effective_rank(whole, R), color=style.color, ls="", marker=style.marker, mfc="white", ms=4)

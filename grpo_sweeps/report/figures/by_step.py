@@ -1,5 +1,8 @@
-"""How training went, as figures: what a GRPO user looks at first, and beside it signal and noise of the gradient where
-they were logged. Drawn from `curves.curve_table`."""
+"""Figures by training step: how training went, which a GRPO user looks at first; signal and noise of the gradient where
+they were logged; fig1 to fig3, effective rank, top-1 fraction and held-out accuracy.
+
+The first two are drawn from `logged.curve_table`. Bands are 95% intervals, cut at the values a quantity can take.
+"""
 
 from __future__ import annotations
 
@@ -12,8 +15,20 @@ import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
 
-from grpo_sweeps.publish.drawing import DOTTED, Panel, Plot, Style, arm_cells, arm_title, finish, styles
+from grpo_sweeps.paper import ABOUT_TWO
+from grpo_sweeps.publish.drawing import DOTTED, Panel, Plot
+from grpo_sweeps.report.figures.look import (
+    Style,
+    arm_cells,
+    curves_in_words,
+    finish,
+    first_to_last,
+    panel_title,
+    styles,
+    whose,
+)
 from grpo_sweeps.report.read.query import Sweep
+from grpo_sweeps.report.tables.pooled import accuracy_by_step, by_step
 
 NAME, NOISE = "curves", "noise"
 MOST_ARMS = 3  # that are drawn: six panels each, half a second a panel
@@ -117,11 +132,13 @@ def _panel(sweep: Sweep, arm: str, rows: pd.DataFrame, column: str, drawn: Drawn
 
     said = []
     for R, part in of_R.items():
-        ends = [" ".join(t for t in (name, _ends(part[c])) if t) for c, name in zip(columns, drawn.names, strict=False)]
+        ends = [
+            " ".join(t for t in (name, first_to_last(part[c])) if t)
+            for c, name in zip(columns, drawn.names, strict=False)
+        ]
         said.append(f"R = {R}: {', '.join(ends)}")
-    title = ", ".join(t for t in (arm_title(sweep, arm), drawn.title) if t)
-    whose = "" if arm == "all" else f" for {arm}"
-    return Panel(title, f"Line chart of {drawn.title} by training step{whose}. {'; '.join(said)}.", draw)
+    title = panel_title(sweep, arm, drawn.title)
+    return Panel(title, f"Line chart of {drawn.title} by training step{whose(arm)}. {'; '.join(said)}.", draw)
 
 
 def _curve(
@@ -164,6 +181,60 @@ def _limits(ax: Axes, curves: Sequence[pd.DataFrame], columns: Sequence[str], dr
         ax.yaxis.set_minor_formatter(NullFormatter())
 
 
-def _ends(values: pd.Series) -> str:
-    found = values.dropna()
-    return f"from {found.iloc[0]:.3g} to {found.iloc[-1]:.3g}" if len(found) else "no values"
+STEP_WINDOWS = 20
+
+
+def spectral_plot(sweep: Sweep, name: str, title: str, column: str, label: str) -> Plot:
+    """fig1 or fig2: a quantity of the gradient matrix by training step, one panel per arm."""
+    panels = []
+    for arm, Rs in arm_cells(sweep).items():
+        curves = {R: by_step(sweep, arm, R, column, STEP_WINDOWS) for R in Rs}
+        bounds = {R: (1.0, float(R)) if column == "effective_rank" else (1.0 / R, 1.0) for R in Rs}
+
+        def draw(ax: Axes, curves: dict[int, pd.DataFrame] = curves, bounds: dict = bounds) -> None:
+            for R, curve in curves.items():
+                _line(ax, curve, "step", R, styles(sweep)[R], bounds[R])
+            if column == "effective_rank":
+                ax.axhline(ABOUT_TWO, color="0.35", lw=0.9, ls=DOTTED, zorder=1, label="paper: about 2")
+            finish(ax, "training step", label, whole=True)
+
+        panels.append(Panel(panel_title(sweep, arm), curves_in_words(label, arm, curves), draw))
+    caption = (
+        f"Mean {label} of the gradient matrix over the measured mixed groups in windows of training steps (at most "
+        f"{STEP_WINDOWS}). Bands: 95% intervals clustered by prompt and seed."
+    )
+    return Plot(name, title, caption, tuple(panels))
+
+
+def accuracy_plot(sweep: Sweep) -> Plot:
+    """fig3: held-out accuracy by step and by rollouts used, two panels per arm."""
+    panels = []
+    for arm, Rs in arm_cells(sweep).items():
+        curves = {R: accuracy_by_step(sweep, arm, R) for R in Rs}
+        for x, label in (("step", "training step"), ("rollouts", "rollouts used")):
+
+            def draw(ax: Axes, x: str = x, label: str = label, curves: dict[int, pd.DataFrame] = curves) -> None:
+                for R, curve in curves.items():
+                    _line(ax, curve, x, R, styles(sweep)[R], (0.0, 1.0))
+                finish(ax, label, "held-out accuracy", whole=True)
+
+            title = panel_title(sweep, arm, f"by {label}")
+            panels.append(Panel(title, curves_in_words(f"held-out accuracy by {label}", arm, curves), draw))
+    caption = (
+        "Held-out accuracy (strict parsing, or flexible where that is the reward; sampled as in training where "
+        "samples were drawn, else greedy) by "
+        "training step and by rollouts used in training. Bands: 95% intervals clustered by problem and seed. A larger "
+        "R uses more rollouts a step, so the two panels rank the R differently."
+    )
+    return Plot("fig3", "Held-out accuracy", caption, tuple(panels))
+
+
+def _line(ax: Axes, curve: pd.DataFrame, x: str, R: int, style: Style, bounds: tuple[float, float]) -> None:
+    if not len(curve):
+        return
+    ax.plot(
+        curve[x], curve["mean"], color=style.color, ls=style.line, marker=style.marker, label=f"R = {R}",
+        markeredgecolor="white", markeredgewidth=0.5,
+    )  # fmt: skip
+    low, high = curve["low"].astype(float).clip(*bounds), curve["high"].astype(float).clip(*bounds)
+    ax.fill_between(curve[x].astype(float), low, high, color=style.color, alpha=0.16, lw=0)

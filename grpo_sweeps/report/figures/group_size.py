@@ -1,4 +1,4 @@
-"""The best group size as the report shows it: a section of the page and a figure."""
+"""Error of the gradient by group size: predicted, with the best size, and found in the pools of a fixed policy."""
 
 from __future__ import annotations
 
@@ -6,91 +6,26 @@ import math
 from collections.abc import Callable
 
 import numpy as np
+import pandas as pd
 from matplotlib.axes import Axes
 
-from grpo_sweeps.maths.ustatistics import error_by_rollouts, near_best
-from grpo_sweeps.publish.drawing import Panel, Plot, Style, arm_title, finish, styles
-from grpo_sweeps.report.claims.finding import figures
-from grpo_sweeps.report.design.best_size import DECIDED, BestSize, levels
+from grpo_sweeps.maths.ustatistics import error_by_rollouts
+from grpo_sweeps.publish.drawing import LINES, MARKERS, Panel, Plot
+from grpo_sweeps.report.design.best_size import BestSize, levels, shown
+from grpo_sweeps.report.design.pool import PoolStudy, found_words
+from grpo_sweeps.report.figures.look import Style, finish, panel_title, styles
+from grpo_sweeps.report.measure.pool import ESTIMATORS
 from grpo_sweeps.report.read.query import Sweep
-from grpo_sweeps.report.section import Section
-
-NAME = "best_size"
-WORDS = (
-    "At a fixed number N of rollouts, N times the mean squared error of the leave-one-out gradient is R V_between + "
-    "E V1 + E V2/(R - 1) (arXiv 2603.01162), which is least at R* = 1 + sqrt(E V2/V_between). The constants are "
-    "unbiased estimates from each group's rewards and Gram, groups of equal rewards counted as the zeros they are, and "
-    "from the norm of each step's whole gradient before clipping.",
-    "The policy moves while it is measured: every value is an average along the training of its row. Intervals: 95%, "
-    "steps drawn with replacement; they do not cover differences between training runs. A smaller error of the "
-    "gradient is not yet faster learning.",
-)
-LEFT_OUT = (
-    "Nothing is left out for want of a Gram: a group of equal rewards is 0 in all three estimates whatever its scores. "
-    "R* is never below 1 + sqrt 2, because E V2 >= 2 V_between for every policy; noise below it is moved there."
-)
-
-
-def best_size_section(sizes: list[BestSize]) -> Section:
-    """The table of the page, a row an arm and R."""
-    arms = len({one.arm for one in sizes}) > 1
-    header = (
-        "R",
-        "steps",
-        "||E grad J||²",
-        "V_between",
-        "E V1",
-        "E V2",
-        "R*",
-        "within 5%",
-        "signal to noise",
-        "verdict",
-    )
-    rows = [(*((one.arm,) if arms else ()), *_row(one)) for one in sizes]
-    skipped = sum(one.left_out for one in sizes)
-    after = (
-        LEFT_OUT,
-        *((f"{skipped} steps with a mixed group that was not measured are left out.",) if skipped else ()),
-    )
-    return Section(
-        NAME, "Best group size", WORDS, (*(("arm",) if arms else ()), *header), tuple(rows), after, ("best_size.csv",)
-    )
-
-
-def _row(one: BestSize) -> tuple[str, ...]:
-    near = near_best(*(one.values[n] for n in ("V1", "V2", "V_between"))) if one.known else (math.nan, math.nan)
-    names = ("signal_of_mean", "V_between", "V1", "V2")
-    verdict = one.verdict if one.verdict == DECIDED else f"{one.verdict}: {one.reason}"
-    return (
-        str(one.R), str(one.steps), *(shown(one, name) for name in names), shown(one, "best_R"),
-        "–" if math.isnan(near[0]) else f"{near[0]:.0f} to {_end(near[1])}", shown(one, "snr"), verdict,
-    )  # fmt: skip
-
-
-def shown(one: BestSize, name: str) -> str:
-    """A value with its interval, infinite ends in words."""
-    value = one.values.get(name, math.nan)
-    low, high = one.interval(name)
-    if math.isnan(value):
-        return "–"
-    if math.isfinite(value) and math.isfinite(low) and math.isfinite(high):
-        return figures(value, low, high)
-    ends = f" [{_end(low)}, {_end(high)}]" if not math.isnan(low) else ""
-    return f"{_end(value)}{ends}"
-
-
-def _end(value: float) -> str:
-    return "no upper end" if math.isinf(value) else f"{value:.3g}"
 
 
 def best_size_figure(sweep: Sweep, sizes: list[BestSize]) -> list[Plot]:
-    """One panel an arm whose V's are known for some R; none without."""
+    """One panel per arm whose V's are known for some R; none without."""
     panels = []
     for arm in dict.fromkeys(one.arm for one in sizes):
         known = [one for one in sizes if one.arm == arm and one.known]
         here = [one for one in sizes if one.arm == arm and "error_here" in one.values]
         if known:
-            panels.append(Panel(arm_title(sweep, arm), _alt(known), _drawing(sweep, known, here)))
+            panels.append(Panel(panel_title(sweep, arm), _sizes_in_words(known), _drawing(sweep, known, here)))
     if not panels:
         return []
     caption = (
@@ -99,7 +34,7 @@ def best_size_figure(sweep: Sweep, sizes: list[BestSize]) -> list[Plot]:
         "Filled: R*, with its interval where the axis holds it. Open: measured at the runs' own R from the norms of "
         "the gradients, without the formula. Along the training, so each curve has its own policies."
     )
-    return [Plot(NAME, "Error of the gradient by group size", caption, tuple(panels))]
+    return [Plot("best_size", "Error of the gradient by group size", caption, tuple(panels))]
 
 
 def _drawing(sweep: Sweep, known: list[BestSize], here: list[BestSize]) -> Callable[[Axes], None]:
@@ -138,6 +73,55 @@ def _curve(ax: Axes, one: BestSize, x: np.ndarray, style: Style) -> None:
     ax.plot([best], [y], color=style.color, marker=style.marker, ms=6, ls="")
 
 
-def _alt(known: list[BestSize]) -> str:
+def _sizes_in_words(known: list[BestSize]) -> str:
     parts = [f"R = {one.R}: R* {shown(one, 'best_R')}" for one in known]
     return f"Curves of the predicted error of the gradient by group size. {'; '.join(parts)}."
+
+
+def pool_figure(sweep: Sweep, studies: list[PoolStudy]) -> list[Plot]:
+    """Two panels per arm and R: error by size with the predicted curve's R*, and cosine by size."""
+    panels = []
+    for study in studies:
+        title = panel_title(sweep, study.arm, f"pools of {study.R}")
+        for what, draw in (("error", _draw_error), ("cosine", _draw_cosine)):
+
+            def drawing(ax: Axes, study: PoolStudy = study, draw=draw) -> None:  # type: ignore[no-untyped-def]
+                draw(ax, sweep, study)
+
+            panels.append(
+                Panel(f"{title}: {what}", f"{what} by size of the sub-group. {found_words(study, True)}", drawing)
+            )
+    if not panels:
+        return []
+    caption = (
+        "Sub-groups of R' rollouts out of the pools of a fixed policy. Error: N times the mean squared error of the "
+        "leave-one-out gradient at N rollouts, with 95% bars by drawing steps with replacement; dashed: R* by the "
+        "formula. Cosine of one group's gradient with its prompt's, by estimator."
+    )
+    return [Plot("pool", "Group sizes at a fixed policy", caption, tuple(panels))]
+
+
+def _draw_error(ax: Axes, sweep: Sweep, study: PoolStudy) -> None:
+    rows = study.table[study.table["estimator"] == "leave-one-out"].dropna(subset=["error"])
+    style = styles(sweep)[study.R]
+    if len(rows):
+        known = rows[["error_low", "error_high"]].notna().all(axis=1).all()
+        bars = [rows["error"] - rows["error_low"], rows["error_high"] - rows["error"]] if known else None
+        ax.errorbar(
+            rows["size"], rows["error"], yerr=None if bars is None else [b.clip(lower=0) for b in bars],
+            color=style.color, marker=style.marker, ls=style.line, capsize=2, elinewidth=1, label=f"R = {study.R}",
+        )  # fmt: skip
+        best = study.predicted.values.get("best_R", math.inf)
+        if best <= study.R:
+            ax.axvline(best, color="0.35", lw=0.9, ls="--", label="R* by the formula")
+    finish(ax, "size R' of the sub-group", "N × mean squared error", whole=True)
+
+
+def _draw_cosine(ax: Axes, sweep: Sweep, study: PoolStudy) -> None:
+    style = styles(sweep)[study.R]
+    for i, estimator in enumerate(e for e in ESTIMATORS if e != "group mean"):  # which is leave-one-out times a factor
+        rows: pd.DataFrame = study.table[study.table["estimator"] == estimator].dropna(subset=["cosine"])
+        if len(rows):
+            label = f"R = {study.R}, {estimator}"
+            ax.plot(rows["size"], rows["cosine"], color=style.color, ls=LINES[i], marker=MARKERS[i], label=label)
+    finish(ax, "size R' of the sub-group", "cosine", whole=True)

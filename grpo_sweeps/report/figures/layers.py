@@ -1,6 +1,6 @@
-"""Figure 5: effective rank and share of gradient energy by depth and by kind of parameter, two panels by two an arm.
+"""Figures by depth and by kind of parameter: fig5, effective rank and share of gradient energy; what updates do.
 
-It is drawn from `layers.layer_table`, whose rows it neither averages nor sums.
+They are drawn from `tables.layers`, whose rows they neither average nor sum: two panels by two per arm, and six.
 """
 
 from __future__ import annotations
@@ -14,8 +14,9 @@ import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.ticker import FixedLocator, FuncFormatter, LogLocator, NullLocator
 
-from grpo_sweeps.publish.drawing import Panel, Plot, Style, arm_cells, arm_title, finish, styles
-from grpo_sweeps.report.part_names import ALL, HEAD, NORM, OTHER, TIED, Part, depth_key, order
+from grpo_sweeps.publish.drawing import DOTTED, Panel, Plot
+from grpo_sweeps.report.figures.look import Style, arm_cells, finish, first_to_last, panel_title, styles, whose
+from grpo_sweeps.report.measure.parts import ALL, HEAD, NORM, OTHER, TIED, Part, depth_key, order
 from grpo_sweeps.report.read.query import Sweep
 
 DODGE = 0.3  # of the distance between two layers or kinds: the width over which the R stand side by side
@@ -90,7 +91,7 @@ def _panel(sweep: Sweep, arm: str, rows: pd.DataFrame, level: str, column: str) 
         name_ticks(ax, axis, log=column == "energy_share")
         finish(ax, axis.label, label, whole=False)
 
-    title = ", ".join(t for t in (arm_title(sweep, arm), TITLES[level]) if t)
+    title = panel_title(sweep, arm, TITLES[level])
     return Panel(title, _alt(label, level, arm, column, of_R), draw)
 
 
@@ -168,5 +169,98 @@ def _alt(label: str, level: str, arm: str, column: str, of_R: dict[int, pd.DataF
         if len(values):
             top, bottom = values.idxmax(), values.idxmin()
             said.append(f"R = {R}: most {values.max():.3g} ({top}), least {values.min():.3g} ({bottom})")
-    whose = "" if arm == ALL else f" for {arm}"
-    return f"Chart of {label} {TITLES[level]}{whose}. {'; '.join(said)}."
+    return f"Chart of {label} {TITLES[level]}{whose(arm)}. {'; '.join(said)}."
+
+
+UPDATES = "updates"
+BY_STEP = {
+    "changed_share": ("share of weights changed", "changed_share_float32", "in float32"),
+    "gradient_hoyer": ("Hoyer sparsity", "update_hoyer", "of the update"),
+}
+BY_PART = {"effective_rank": "effective rank of the change", "energy_share": "share of squared change"}
+UPDATES_CAPTION = (
+    "Above: the share of weights that a step changes, in the training precision (filled) and in the optimiser's "
+    "float32 weights (open, dotted), and the Hoyer sparsity of the step's gradient before clipping (filled) and of the "
+    "change of the weights (open, dotted): 0 where all entries are of one size, 1 where one alone is not 0. Middle: "
+    "effective rank of one step's change of a matrix, mean over the matrices of a layer or kind. Below: their share of "
+    "the sum of squared changes, logarithmic, a share of 0 left out. Means over runs, by part over measured steps too, "
+    "of the steps that had a gradient, with 95% intervals clustered by seed (none with one seed). Seen: where one step "
+    "of the optimiser goes. Not seen: whether steps add up or cancel; and AdamW gives every weight a change of about "
+    "the learning rate in its first steps, whatever the size of its gradient."
+)
+
+
+def update_figure(sweep: Sweep, steps: pd.DataFrame, parts: pd.DataFrame) -> list[Plot]:
+    """The figure, or none where no update was measured."""
+    if not len(steps) or not len(parts):
+        return []
+    panels = []
+    for arm in arm_cells(sweep):
+        by_step, by_part = steps[steps["arm"] == arm], parts[parts["arm"] == arm]
+        panels += [_step_panel(sweep, arm, by_step, column) for column in BY_STEP]
+        panels += [_part_panel(sweep, arm, by_part, level, column) for column in BY_PART for level in TITLES]
+    return [Plot(UPDATES, "What a step does to the weights", UPDATES_CAPTION, tuple(panels))]
+
+
+def _step_panel(sweep: Sweep, arm: str, rows: pd.DataFrame, column: str) -> Panel:
+    label, other, other_label = BY_STEP[column]
+    of_R = {int(str(R)): part for R, part in rows.groupby("R")}
+    looks = {R: style for R, style in styles(sweep).items() if R in of_R}
+
+    def draw(ax: Axes) -> None:
+        for R, style in looks.items():
+            _curve(ax, of_R[R], other, style, "", filled=False)
+            _curve(ax, of_R[R], column, style, f"R = {R}", filled=True)
+        ax.plot([], [], color="0.35", ls=DOTTED, lw=1.0, marker="o", mfc="white", ms=3.5, label=other_label)
+        ax.set_ylim(0.0, 1.05)
+        finish(ax, "training step", label, whole=True)
+
+    said = [
+        f"R = {R}: {first_to_last(part[column])}, {other_label} {first_to_last(part[other])}"
+        for R, part in of_R.items()
+    ]
+    title = panel_title(sweep, arm, "by step")
+    return Panel(title, f"Line chart of {label} by training step{whose(arm)}. {'; '.join(said)}.", draw)
+
+
+def _curve(ax: Axes, rows: pd.DataFrame, column: str, style: Style, label: str, filled: bool) -> None:
+    x, mean = rows["step"].to_numpy(float), rows[column].to_numpy(float)
+    look = {"ls": style.line, "mec": "white", "mew": 0.5, "label": label, "zorder": 3}
+    if not filled:
+        look = {"ls": DOTTED, "lw": 1.0, "mfc": "none", "ms": 6.0, "zorder": 2}
+    ax.plot(x, mean, color=style.color, marker=style.marker, **look)
+    low, high = (rows[f"{column}_{end}"].to_numpy(float).clip(0.0, 1.0) for end in ("low", "high"))
+    if filled and np.isfinite(low).any():
+        ax.fill_between(x, low, high, color=style.color, alpha=0.16, lw=0)
+
+
+def _part_panel(sweep: Sweep, arm: str, rows: pd.DataFrame, level: str, column: str) -> Panel:
+    shown = rows[(rows["level"] == level) & rows[column].notna()]
+    keys = sorted({str(key) for key in shown[level]})
+    axis = depth_axis(keys) if level == "layer" else kind_axis(keys)
+    of_R = {int(str(R)): part for R, part in shown.groupby("R")}
+    looks = {R: style for R, style in styles(sweep).items() if R in of_R}
+    bounds = (1.0, np.inf) if column == "effective_rank" else (0.0, 1.0)
+
+    def draw(ax: Axes) -> None:
+        if column == "energy_share":
+            ax.set_yscale("log", nonpositive="clip")
+        for i, (R, style) in enumerate(looks.items()):
+            shift = DODGE * (i - (len(looks) - 1) / 2) / max(1, len(looks) - 1)
+            part = (
+                of_R[R]
+                .drop(columns="name")
+                .rename(columns={level: "key", column: "mean", f"{column}_low": "low", f"{column}_high": "high"})
+            )
+            points(ax, part, axis, shift, style, bounds, f"R = {R}")
+        if keys:
+            name_ticks(ax, axis, log=column == "energy_share")
+        finish(ax, axis.label, BY_PART[column], whole=False)
+
+    said = []
+    for R, part in of_R.items():
+        values = part.set_index(level)[column].astype(float)
+        most, least = f"{values.max():.3g} ({values.idxmax()})", f"{values.min():.3g} ({values.idxmin()})"
+        said.append(f"R = {R}: most {most}, least {least}")
+    title = panel_title(sweep, arm, TITLES[level])
+    return Panel(title, f"Chart of {BY_PART[column]} {TITLES[level]}{whose(arm)}. {'; '.join(said)}.", draw)

@@ -11,8 +11,9 @@ from matplotlib.axes import Axes
 from matplotlib.ticker import FixedLocator, NullLocator
 
 from grpo_sweeps.maths.intervals import Interval
-from grpo_sweeps.publish.drawing import DOTTED, Panel, Plot, Style, arm_cells, arm_title, finish, styles
-from grpo_sweeps.report.longitudinal import parts_of_change, third_of
+from grpo_sweeps.publish.drawing import DOTTED, Panel, Plot
+from grpo_sweeps.report.claims.training import parts_of_change, third_of
+from grpo_sweeps.report.figures.look import Style, arm_cells, finish, first_to_last, panel_title, styles, whose
 from grpo_sweeps.report.read.query import Sweep
 from grpo_sweeps.report.tables.pooled import pooled, usable_groups
 
@@ -75,11 +76,10 @@ def _curves_panel(sweep: Sweep, arm: str, groups: dict[int, pd.DataFrame]) -> Pa
 
     said = []
     for R, curve in curves.items():
-        fixed = curve["fixed"].dropna()
-        held = f"from {fixed.iloc[0]:.2f} to {fixed.iloc[-1]:.2f}" if len(fixed) else "no values"
-        said.append(f"R = {R}: from {curve['mean'].iloc[0]:.2f} to {curve['mean'].iloc[-1]:.2f}, k held fixed {held}")
-    title = ", ".join(t for t in (arm_title(sweep, arm), "by step") if t)
-    return Panel(title, f"Line chart of effective rank by step{_whose(arm)}. {'; '.join(said)}.", draw)
+        mean, fixed = first_to_last(curve["mean"], ".2f"), first_to_last(curve["fixed"], ".2f")
+        said.append(f"R = {R}: {mean}, k held fixed {fixed}")
+    title = panel_title(sweep, arm, "by step")
+    return Panel(title, f"Line chart of effective rank by step{whose(arm)}. {'; '.join(said)}.", draw)
 
 
 def _curve(ax: Axes, curve: pd.DataFrame, R: int, style: Style) -> None:
@@ -116,9 +116,5 @@ def _bars_panel(sweep: Sweep, arm: str, changes: dict[int, dict[str, Interval]])
     said = []
     for R, found in changes.items():
         said.append(f"R = {R}: " + ", ".join(f"{name} {found[name].mean:.3f}" for name in PARTS))
-    title = ", ".join(t for t in (arm_title(sweep, arm), "first to last third") if t)
-    return Panel(title, f"Bar chart of the change of effective rank{_whose(arm)}. {'; '.join(said)}.", draw)
-
-
-def _whose(arm: str) -> str:
-    return "" if arm == "all" else f" for {arm}"
+    title = panel_title(sweep, arm, "first to last third")
+    return Panel(title, f"Bar chart of the change of effective rank{whose(arm)}. {'; '.join(said)}.", draw)

@@ -25,10 +25,32 @@ import numpy as np
 from numpy.typing import NDArray
 
 from grpo_sweeps import spectra
-from grpo_sweeps.report.draws import RowNormals
 from grpo_sweeps.spectra import Array
 from grpo_sweeps.spectra.equal import Labels, averaged, distinct_rows, merged_weights, same_rows_of_the_loss
 from grpo_sweeps.spectra.floor import energy_intervals, interval_of
+
+NULL_SEED = 2606_29238  # of the Gaussian null, beside the run's own
+_WORD = 2**64 - 1
+
+
+class RowNormals:
+    """Standard normal matrices for groups of R rollouts of a run with this seed."""
+
+    def __init__(self, seed: int, R: int) -> None:
+        self._bits = np.random.Philox(key=np.array([NULL_SEED, seed & _WORD], dtype=np.uint64))
+        self._generator = np.random.Generator(self._bits)
+        self._start = self._bits.state
+        self.R = R
+
+    def draw(self, step_N: NDArray[np.int64], group_N: NDArray[np.int64], draws: int) -> Array:
+        """(N, draws, R, R), row i those of step_N[i] and group_N[i]."""
+        out = np.empty((len(step_N), draws, self.R, self.R))
+        for row, step, group in zip(out, step_N.tolist(), group_N.tolist(), strict=True):
+            self._start["state"]["counter"][:] = (0, self.R, group & _WORD, step & _WORD)
+            self._bits.state = self._start
+            self._generator.standard_normal(out=row)
+        return out
+
 
 QUANTITIES = {
     "effective_rank": spectra.effective_rank,
@@ -50,10 +72,8 @@ RANK_NULLS = ("null_orthogonal", "null_measured_norms", "null_gaussian")
 OTHER_NULLS = tuple(f"{null}_{name}" for null in RANK_NULLS for name in OTHERS)
 """Nulls of the other quantities of G; those of the effective rank are null_effective_rank (orthogonal scores of equal
 norm), null_measured_norms and null_gaussian."""
-
 WITH_FLOOR = ("effective_rank", "entropy_rank", "top1_fraction", "participation_ratio", "stable_rank")
 """Quantities of G with columns `..._floor_low` and `..._floor_high`: what they could be, given K's own precision."""
-
 CONTROLS = ("control_sign_flip", "control_leave_one_out", "control_std")
 NULL_DRAWS = 32  # of the Gaussian null, for each group
 STD_EPS = 1e-6  # added to the standard deviation in the std control; any value is one factor a group

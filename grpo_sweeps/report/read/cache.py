@@ -1,6 +1,6 @@
-"""What was measured of the Parquet segments of a run's groups, kept in <run>/.cache/ for the next report.
+"""The rows of a run's groups, segment by segment; what was measured of a segment is kept in <run>/.cache/.
 
-One file a segment, <segment>.rows.parquet, with a key in its metadata: the segment's name, size and time of change,
+One file per segment, <segment>.rows.parquet, with a key in its metadata: the segment's name, size and time of change,
 the run's seed and dtype, and a digest of everything that makes the rows: the source of the modules that compute them
 and numpy's version. A file whose key is another one is made again; a damaged one too. Journals, which a run may still
 write, are never cached. Nothing depends on these files: they may be deleted at any time, and a folder that cannot be
@@ -27,23 +27,22 @@ import pyarrow.parquet as pq
 
 from grpo_sweeps.files import write_with
 from grpo_sweeps.maths import ustatistics
-from grpo_sweeps.report import advantages, draws, unbiased
-from grpo_sweeps.report.measure import pairs, permutation, rows
-from grpo_sweeps.report.measure import spectral as measure
+from grpo_sweeps.paper import TAILS
+from grpo_sweeps.report.measure import pairs, permutation, rows, spectral
+from grpo_sweeps.report.measure.rows import COLUMNS, KEYS, table_rows
 from grpo_sweeps.spectra import equal, floor, ranks
+from grpo_sweeps.tracking.journal import Journal
+from grpo_sweeps.types import GroupRecord
 
 FOLDER = ".cache"
 SUFFIX = ".rows.parquet"
 KEY = b"grpo_sweeps"
-MADE_BY = (
-    ranks, equal, floor, ustatistics,
-    advantages, measure, pairs, permutation, draws, unbiased, rows,
-)  # fmt: skip
+MADE_BY = (ranks, equal, floor, ustatistics, spectral, pairs, permutation, rows)
 
 
 @dataclass(frozen=True)
 class Cached:
-    """Rows of `report.rows`, and whether any of their groups has Grams by layer or parameter."""
+    """Rows of `measure.rows`, and whether any of their groups has Grams by layer or parameter."""
 
     frame: pd.DataFrame
     by_part: bool
@@ -74,8 +73,8 @@ class CacheUse:
 
 @functools.cache
 def code_digest() -> str:
-    """Of what makes the rows."""
-    digest = hashlib.sha256(f"numpy {np.__version__} {platform.machine()}".encode())
+    """The digest of what makes the rows."""
+    digest = hashlib.sha256(f"numpy {np.__version__} {platform.machine()} {TAILS}".encode())
     for module in MADE_BY:
         digest.update(inspect.getsource(module).encode())
     return digest.hexdigest()
@@ -97,7 +96,7 @@ class RowCache:
             matches = kept["key"] == self._key(segment, stat)
             # the schema's own metadata would only be carried along
             found = Cached(table.replace_schema_metadata(None).to_pandas(), bool(kept["by_part"])) if matches else None
-            if found is not None and list(found.frame.columns) != list(rows.COLUMNS):
+            if found is not None and list(found.frame.columns) != list(COLUMNS):
                 raise ValueError("other columns")
         except FileNotFoundError:
             return None
@@ -140,3 +139,49 @@ class RowCache:
             "segment": segment.name, "size": stat.st_size, "changed_ns": stat.st_mtime_ns, "seed": self._seed,
             "dtype": self._dtype, "code": code_digest(),
         }  # fmt: skip
+
+
+ATTEMPTS = 20
+
+
+class GroupRows(Journal):
+    """The journal of a run's groups, read as rows of numbers (`measure.rows`) instead of records."""
+
+    def __init__(self, run_dir: Path, seed: int, dtype: str | None, cache: RowCache) -> None:
+        super().__init__(run_dir / "grams", GroupRecord, KEYS, order=("step", "group"))
+        self._seed, self._dtype, self._cache = seed, dtype, cache
+
+    def rows(self) -> Cached:
+        """Every group once, sorted, as `Journal.table` gives the records; may be called while a run writes.
+
+        Raises RecordError, one sentence, for a file that is damaged.
+        """
+        journal = self._measured(self._journal_table())  # first, as in Journal.table
+        for attempt in range(ATTEMPTS):
+            try:
+                found = [self._segment_rows(path) for path in self._segments()]
+            except FileNotFoundError:  # a merge took it away while we looked: what it wrote is there by now
+                if attempt == ATTEMPTS - 1:
+                    raise
+                continue
+            break
+        frames = [part.frame for part in (*found, journal) if len(part.frame)]
+        frame = pd.concat(frames, ignore_index=True) if frames else journal.frame
+        frame = frame[~frame.duplicated(KEYS, keep="last")].sort_values(self.order, kind="stable", ignore_index=True)
+        return Cached(frame, any(part.by_part for part in (*found, journal)))
+
+    def _segment_rows(self, path: Path) -> Cached:
+        before = path.stat()
+        cached = self._cache.read(path, before)
+        if cached is not None:
+            return cached
+        made = self._measured(self._read_segment(path))
+        after = path.stat()
+        if (before.st_ino, before.st_size, before.st_mtime_ns) == (after.st_ino, after.st_size, after.st_mtime_ns):
+            self._cache.write(path, after, made)
+        return made
+
+    def _measured(self, table: pa.Table) -> Cached:
+        by_part = any(len(chunk) and chunk.offsets[-1] != chunk.offsets[0] for chunk in table["gram_by"].chunks)
+        frame = table_rows(table, self._seed, self._dtype) if table.num_rows else pd.DataFrame(columns=list(COLUMNS))
+        return Cached(frame, by_part)

@@ -6,14 +6,15 @@ intervals clustered by prompt and by seed, as every other mean of the report. Wh
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable
 
 import numpy as np
 import pandas as pd
 
 from grpo_sweeps.maths.intervals import Interval, mean_interval
-from grpo_sweeps.report.measure.parts import Parts, run_parts
-from grpo_sweeps.report.part_names import Part, order
+from grpo_sweeps.publish.formats import number, with_interval
+from grpo_sweeps.report.measure.parts import ALL, Part, Parts, order, parts_of, run_parts
 from grpo_sweeps.report.read.query import Sweep
 
 COLUMNS = [
@@ -86,3 +87,121 @@ def layer_remarks(sweep: Sweep) -> list[str]:
             f"Figure 5 shows {', '.join(layers)} by depth only: analysis.by=layer keeps no kinds of parameter."
         )
     return found
+
+
+STEP_METRICS = {
+    "changed_share": "update/changed_share",
+    "changed_share_float32": "update/changed_share_float32",
+    "gradient_hoyer": "gradient/hoyer",
+    "update_hoyer": "update/hoyer",
+    "relative_norm": "update/relative_norm",
+}
+PART_VALUES = (
+    "energy_share", "effective_rank", "stable_rank", "rank_share", "hoyer", "changed_share", "changed_share_float32",
+)  # fmt: skip
+SHOWN_STEPS = 5  # rows an arm and R in the page's table
+
+
+def update_steps(sweep: Sweep) -> pd.DataFrame:
+    """One row an arm, R and measured step (updates.csv): each metric's mean over runs with its interval."""
+    rows = []
+    for arm, R in sweep.cells:
+        measured = measured_updates(sweep, arm, R)
+        for step, part in measured.groupby("step"):
+            row: dict[str, object] = {"arm": arm, "R": R, "step": int(str(step)), "runs": len(part)}
+            for name, metric in STEP_METRICS.items():
+                found = mean_interval(part.reindex(columns=[metric])[metric], part["seed"])
+                row |= _columns(name, found)
+            rows.append(row)
+    return pd.DataFrame(rows)
+
+
+def measured_updates(sweep: Sweep, arm: str, R: int) -> pd.DataFrame:
+    """The rows of `metrics` of an arm and R whose step was measured and moved the weights."""
+    m = sweep.metrics
+    if "update/norm" not in m:
+        return m.iloc[:0]
+    return m[(m["arm"] == arm) & (m["R"] == R) & (m["update/norm"] > 0)]
+
+
+def update_parts(sweep: Sweep) -> pd.DataFrame:
+    """One row an arm, R and part (update_layers.csv), the levels and names as in layers.csv.
+
+    energy_share   of the sum of the squared changes of all weights
+    effective_rank, stable_rank, rank_share   means over the part's matrices; rank_share: effective rank over the
+                   smaller side
+    hoyer, changed_share, changed_share_float32   of the part's weights together
+    """
+    rows = []
+    for arm, R in sweep.cells:
+        u = sweep.updates
+        cell = u[(u["arm"] == arm) & (u["R"] == R)] if len(u) else u
+        if not len(cell) or not (cell["sq_norm"] > 0).any():
+            continue
+        values = _by_run(cell)
+        for part in sorted(set(values.index.get_level_values("part")), key=order):
+            found = values.xs(part, level="part")
+            row = {"R": R, "arm": arm, **part._asdict()}
+            for name in PART_VALUES:
+                row |= _columns(name, mean_interval(found[name], found["seed"]))
+            rows.append(row | {"steps": int(found["steps"].max()), "runs": len(found)})
+    return pd.DataFrame(rows)
+
+
+def _columns(name: str, interval: Interval) -> dict[str, float]:
+    return {name: interval.mean, f"{name}_low": interval.low, f"{name}_high": interval.high}
+
+
+def _by_run(cell: pd.DataFrame) -> pd.DataFrame:
+    """PART_VALUES of each run and part, means over the run's measured steps; index run, part."""
+    frame = cell.assign(  # a step whose total is 0 moved nothing
+        n=[math.prod(shape) for shape in cell["shape"]],
+        side=[min(shape, default=0) for shape in cell["shape"]],
+        total=cell.groupby(["run", "step"])["sq_norm"].transform("sum"),
+    )
+    frame = frame[frame["total"] > 0]
+    frame["rank_share"] = frame["effective_rank"] / frame["side"]
+    names = list(dict.fromkeys(frame["name"]))
+    part_of = dict(zip(names, parts_of(names), strict=True))
+    levels = {
+        "whole": lambda p: Part("whole", ALL, ALL), "layer": lambda p: Part("layer", p.layer, ALL),
+        "kind": lambda p: Part("kind", ALL, p.kind), "parameter": lambda p: p,
+    }  # fmt: skip
+    found = []
+    for coarser in levels.values():
+        keys = {name: coarser(part) for name, part in part_of.items()}
+        found.append(_of_steps(frame.assign(part=[keys[name] for name in frame["name"]])))
+    per_step = pd.concat(found, ignore_index=True)
+    by_run = per_step.groupby(["run", "part"], sort=False)
+    return by_run[list(PART_VALUES)].mean().assign(seed=by_run["seed"].first(), steps=by_run["step"].nunique())
+
+
+def _of_steps(frame: pd.DataFrame) -> pd.DataFrame:
+    """One row a run, step and part: sums over the part's parameters, and what follows from them."""
+    groups = frame.groupby(["run", "seed", "step", "part"], sort=False)
+    out = groups[["sq_norm", "l1", "n", "changed", "changed_float32"]].sum()
+    ranks = groups[["effective_rank", "stable_rank", "rank_share"]].mean()
+    total, n = groups["total"].first().to_numpy(float), out["n"].to_numpy(float)
+    sq_norm, l1 = out["sq_norm"].to_numpy(float), out["l1"].to_numpy(float)
+    moved = sq_norm > 0
+    ratio = np.divide(l1, np.sqrt(sq_norm), out=np.full(len(n), np.nan), where=moved)
+    root = np.sqrt(n)
+    out["energy_share"] = sq_norm / total
+    out["hoyer"] = np.divide(root - ratio, root - 1.0, out=np.full(len(n), np.nan), where=n > 1)
+    out["changed_share"], out["changed_share_float32"] = out["changed"] / n, out["changed_float32"] / n
+    return out.join(ranks).reset_index()
+
+
+def shown_steps(table: pd.DataFrame) -> tuple[list[str], list[list[str]]]:
+    """The page's table from `update_steps`: a few steps of each arm and R, the first and the last among them."""
+    header = ["R", "step", "weights changed", "in float32", "Hoyer: gradient", "Hoyer: update", "relative norm"]
+    arms = len(table) > 0 and table["arm"].nunique() > 1
+    rows = []
+    for (arm, R), part in table.groupby(["arm", "R"]) if len(table) else ():
+        chosen = sorted({round(i) for i in np.linspace(0, len(part) - 1, SHOWN_STEPS)})
+        for row in part.iloc[chosen].to_dict("records"):
+            names = ("changed_share", "changed_share_float32", "gradient_hoyer", "update_hoyer")
+            cells = [with_interval(row[n], row[f"{n}_low"], row[f"{n}_high"], 3) for n in names]
+            size = f"{row['relative_norm']:.1e}" if np.isfinite(row["relative_norm"]) else number(None)
+            rows.append([*([str(arm)] if arms else []), str(R), str(row["step"]), *cells, size])
+    return (["arm", *header] if arms else header), rows

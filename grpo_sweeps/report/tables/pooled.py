@@ -7,33 +7,21 @@ have no gradient and are counted, never averaged as 0. Intervals are 95%, cluste
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from typing import Any
 
 import numpy as np
 import pandas as pd
 
 from grpo_sweeps.maths.intervals import Clusters, Interval, mean_interval, mean_over, paired_difference
+from grpo_sweeps.paper import TABLE1
+from grpo_sweeps.publish.formats import number, with_interval
 from grpo_sweeps.report.measure.spectral import MATRICES, OTHER_NULLS, OTHERS, QUANTITIES, WITH_FLOOR
 from grpo_sweeps.report.read.query import Sweep
 from grpo_sweeps.spectra import null_effective_rank
 
 FLEXIBLE_REWARD = "grpo_sweeps.rewards.exact_match.flexible"
 NULLS = ("null_effective_rank", "null_distinct", "null_closed_form", "null_measured_norms", "null_gaussian")
-
-
-@dataclass(frozen=True)
-class PaperRow:
-    """One row of Table 1 of arXiv 2606.29238, as printed there."""
-
-    effective_rank: float
-    top1_low: float
-    top1_high: float
-
-
-ABOUT = 2.0
-"""The effective rank that the paper reports at every R."""
-
-PAPER_TABLE1 = {2: PaperRow(ABOUT, 0.6, 0.7), 4: PaperRow(ABOUT, 0.7, 0.8), 8: PaperRow(ABOUT, 0.5, 0.6)}
 
 
 def usable_groups(sweep: Sweep, arm: str, R: int) -> pd.DataFrame:
@@ -79,7 +67,7 @@ def table1(sweep: Sweep) -> pd.DataFrame:
         row |= {name: groups[name].astype(float).mean() for name in NULLS}
         row |= _with_interval("measured_minus_null", pooled_difference(groups, by=by))
         row |= accuracies(sweep, arm, R)
-        paper = PAPER_TABLE1.get(R)
+        paper = TABLE1.get(R)
         row["paper_effective_rank"] = f"about {paper.effective_rank:g}" if paper else ""
         row["paper_top1_fraction"] = f"{paper.top1_low:g}-{paper.top1_high:g}" if paper else ""
         rows.append(row)
@@ -255,3 +243,33 @@ def _rollouts(sweep: Sweep, run: str, step: int, R: int, prompts: object) -> flo
     if prompts is None:
         return float("nan")
     return step * R * float(str(prompts)) + drawn_besides(m[(m["run"] == run) & (m["step"] < step)])
+
+
+def headline(table: pd.DataFrame) -> tuple[list[str], list[list[str]]]:
+    """Table 1 as people read it: header and text cells, a row an arm and R; the arm is shown if there are several."""
+    arms = table["arm"].nunique() > 1
+    header = [
+        "R", "effective rank", "paper", "top-1 fraction", "paper", "participation ratio", "stable rank", "null",
+        "final accuracy", "gain", "mixed groups", "runs",
+    ]  # fmt: skip
+    rows = []
+    for row in table.to_dict("records"):
+        cells = [
+            number(row["R"]), _in_words(row, "effective_rank"), row["paper_effective_rank"] or "–",
+            _in_words(row, "top1_fraction"), row["paper_top1_fraction"] or "–", _in_words(row, "participation_ratio"),
+            _in_words(row, "stable_rank"), number(row["null_effective_rank"]), _in_words(row, "accuracy", 3),
+            _in_words(row, "accuracy_gain", 3), f"{row['measured_mixed_groups']} of {row['groups']}",
+            f"{row['runs_finished']} of {row['runs']}",
+        ]  # fmt: skip
+        rows.append([str(row["arm"]), *cells] if arms else cells)
+    return (["arm", *header] if arms else header), rows
+
+
+def _in_words(row: Mapping[Any, Any], name: str, digits: int = 2) -> str:
+    mean, low, high = (float(str(row[key])) for key in (name, f"{name}_low", f"{name}_high"))
+    return with_interval(mean, low, high, digits)
+
+
+def records_of(sweep: Sweep, arm: str, R: int) -> pd.DataFrame:
+    """Every group of an arm and R, measured or not."""
+    return sweep.groups[(sweep.groups["arm"] == arm) & (sweep.groups["R"] == R)]

@@ -8,12 +8,12 @@ import numpy as np
 import pandas as pd
 
 from grpo_sweeps import spectra
-from grpo_sweeps.report.draws import NULL_SEED
 from grpo_sweeps.report.measure.rows import ADVANTAGES, MEASURED, PLAIN
 from grpo_sweeps.report.measure.spectral import (
     CONTROLS,
     MATRICES,
     NULL_DRAWS,
+    NULL_SEED,
     OTHER_NULLS,
     QUANTITIES,
     RANK_NULLS,

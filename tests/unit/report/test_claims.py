@@ -11,9 +11,8 @@ import pytest
 
 from grpo_sweeps.report.claims import rules
 from grpo_sweeps.report.claims.rules import CONTRADICTED, HOLDS, UNDECIDED, UNDEFINED
-from grpo_sweeps.report.claims.verdicts import claims_frame, claims_markdown, judge_claims
+from grpo_sweeps.report.claims.verdicts import NEEDS, claims_frame, claims_markdown, judge_claims
 from grpo_sweeps.report.read.query import load_sweep
-from grpo_sweeps.report.undecided import NEEDS
 
 SPECTRA = ("C7", "C8", "C10")
 

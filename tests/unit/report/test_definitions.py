@@ -8,9 +8,9 @@ import re
 import pytest
 
 from grpo_sweeps.publish.drawing import render
+from grpo_sweeps.report.claims.ranks import DEFINITIONS
 from grpo_sweeps.report.claims.rules import CONTRADICTED, HOLDS, UNDECIDED
 from grpo_sweeps.report.claims.verdicts import judge_claims
-from grpo_sweeps.report.claims_ranks import DEFINITIONS
 from grpo_sweeps.report.figures import by_k as by_k_module
 from grpo_sweeps.report.figures.by_k import by_k_figure
 from grpo_sweeps.report.measure.spectral import QUANTITIES

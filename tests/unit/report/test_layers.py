@@ -12,8 +12,7 @@ import pytest
 from grpo_sweeps.publish.drawing import render
 from grpo_sweeps.report.build import build
 from grpo_sweeps.report.figures.layers import layer_figure
-from grpo_sweeps.report.measure.parts import run_parts
-from grpo_sweeps.report.part_names import KINDS, TIED, kind_of, layer_of, parts_of
+from grpo_sweeps.report.measure.parts import KINDS, TIED, kind_of, layer_of, parts_of, run_parts
 from grpo_sweeps.report.read.query import load_sweep
 from grpo_sweeps.report.remarks import missing
 from grpo_sweeps.report.tables.layers import COLUMNS, layer_remarks, layer_table

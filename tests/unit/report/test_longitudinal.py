@@ -8,8 +8,8 @@ import pytest
 
 from grpo_sweeps.publish.drawing import render
 from grpo_sweeps.report import longitudinal
+from grpo_sweeps.report.claims.training import change, parts_of_change, q3, tables, third_of
 from grpo_sweeps.report.figures.rank_change import longitudinal_figure, rank_by_window
-from grpo_sweeps.report.longitudinal import change, parts_of_change, q3, tables, third_of
 from grpo_sweeps.report.read.query import load_sweep
 from grpo_sweeps.spectra import null_effective_rank
 

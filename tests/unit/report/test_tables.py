@@ -6,9 +6,10 @@ import numpy as np
 import pytest
 
 from grpo_sweeps.publish import drawing
-from grpo_sweeps.publish.drawing import Panel, Plot, render, styles
+from grpo_sweeps.publish.drawing import Panel, Plot, render
 from grpo_sweeps.report import page
-from grpo_sweeps.report.figures.listed import figures
+from grpo_sweeps.report.build import figures
+from grpo_sweeps.report.figures.look import styles
 from grpo_sweeps.report.measure import spectral as measure
 from grpo_sweeps.report.read.query import load_sweep
 from grpo_sweeps.report.remarks import missing

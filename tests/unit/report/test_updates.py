@@ -11,9 +11,9 @@ import pytest
 from grpo_sweeps.publish.drawing import render
 from grpo_sweeps.report.build import build
 from grpo_sweeps.report.claims.verdicts import judge_claims
+from grpo_sweeps.report.figures.layers import update_figure
 from grpo_sweeps.report.read.query import load_sweep
-from grpo_sweeps.report.update_figure import update_figure
-from grpo_sweeps.report.updates import SHOWN_STEPS, shown_steps, update_parts, update_steps
+from grpo_sweeps.report.tables.layers import SHOWN_STEPS, shown_steps, update_parts, update_steps
 from grpo_sweeps.tracking.local import LocalRecord
 from grpo_sweeps.types import UpdateRecord
 
