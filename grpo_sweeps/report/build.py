@@ -48,7 +48,7 @@ def build(
     """Write the report of a sweep (the newest when `name` is None) and return its folder and the claims.
 
     commits: "allow" reports on runs that several commits made together.
-    tell: is given what looks wrong, a sentence each, once the report is written.
+    tell: is given what looks wrong, one sentence each, once the report is written.
     Raises ReportError when there is no such sweep, several commits made its runs, or `out` cannot be written to.
     """
     sweep = load_sweep(name, runs_dir, keep_parts=False)

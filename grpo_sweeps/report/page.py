@@ -122,7 +122,7 @@ def _claim(claim: Claim) -> dict[str, Any]:
 
 
 def _cards(claims: Sequence[Claim]) -> list[list[Claim]]:
-    """One card a claim that has findings: its arms together."""
+    """One card per claim that has findings: its arms together."""
     cards: dict[str, list[Claim]] = {}
     for claim in claims:
         if claim.findings:
@@ -155,7 +155,7 @@ def _by_k(table: pd.DataFrame) -> tuple[list[str], list[list[str]]]:
 
 
 def _by_k_of_all(table: pd.DataFrame) -> tuple[list[str], list[list[str]]]:
-    """One row an arm, R, k and matrix, and for G one a null: means alone."""
+    """One row per arm, R, k and matrix, and for G one per null: means alone."""
     header = ["R", "k", "matrix", *map(_words, QUANTITIES)]
     arms = len(table) > 0 and table["arm"].nunique() > 1
     rows = []
@@ -181,7 +181,7 @@ def _precision(table: pd.DataFrame) -> str:
 
 
 def _ranks(table: pd.DataFrame) -> tuple[list[str], list[list[str]]]:
-    """One row an arm, R and matrix, one column a quantity."""
+    """One row per arm, R and matrix, one column per quantity."""
     quantities = list(dict.fromkeys(table["quantity"]))
     arms = table["arm"].nunique() > 1
     rows = []

@@ -35,7 +35,7 @@ class Finding:
 
 @dataclass(frozen=True)
 class Claim:
-    """One claim in one arm: the overall verdict, one finding an R, and remarks that bear on it.
+    """One claim in one arm: the overall verdict, one finding per R, and remarks that bear on it.
 
     lead: who says what stands in `paper`; the paper, or for a control the mathematics.
     """

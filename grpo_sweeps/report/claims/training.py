@@ -60,7 +60,7 @@ def c6(arm: str, records: dict[int, pd.DataFrame], sweep: Sweep) -> Claim:
 
 
 def thirds(records: pd.DataFrame, column: str) -> pd.DataFrame:
-    """One row a run: mean of a column over the first and over the last third of its steps, and the seed."""
+    """One row per run: mean of a column over the first and over the last third of its steps, and the seed."""
     rows = []
     for run, part in records.groupby("run"):
         low, high = int(part["step"].min()), int(part["step"].max()) + 1

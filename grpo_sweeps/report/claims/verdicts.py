@@ -82,7 +82,7 @@ CLAIM_COLUMNS = [
 
 
 def claims_frame(claims: list[Claim]) -> pd.DataFrame:
-    """One row a claim, arm and R, and one with no R for the claim as a whole."""
+    """One row per claim, arm and R, and one with no R for the claim as a whole."""
     rows: list[tuple[object, ...]] = []
     none = float("nan")
     for c in claims:
@@ -115,26 +115,26 @@ NEEDS = {
     "C1": (
         "a record keeps one advantage and one weight a rollout. Needed: the spread of advantages and of token weights "
         "within rollouts, which clipping, process rewards, a KL term in the reward or a critic can make. "
-        "What the tokens of one run deserved: python -m grpo_sweeps.credit.",
+        "What the tokens of one run deserved: python -m grpo_sweeps.credit."
     ),
     "C11": (
         "needed for the second half are runs of estimator=rloo, which is the group mean rescaled by R/(R-1), with "
         "budget=prompts and with budget=rollouts (+sweeps=group_size), evaluated, with two seeds or more; for the "
         "first half gradient directions that can be compared between groups: a record keeps inner products within one "
-        "group.",
+        "group."
     ),
     "C12": (
-        "it is arithmetic, 2 exp(-2 R eps^2), which no run bears on.",
+        "it is arithmetic, 2 exp(-2 R eps^2), which no run bears on."
     ),
     "C13": (
-        "the runs have one turn. Needed: an environment of several turns with known values of its states.",
+        "the runs have one turn. Needed: an environment of several turns with known values of its states."
     ),
     "C14": (
-        "needed is the exact gradient, or many groups of one prompt at the same weights with their scores in one Gram.",
+        "needed is the exact gradient, or many groups of one prompt at the same weights with their scores in one Gram."
     ),
     "C15": (
         "the best constant of a prompt, E[||psi||^2 r] / E[||psi||^2], needs scores of all its rollouts; all-equal "
-        "groups have no Gram, and most prompts come once. Needed: every group of repeated prompts measured.",
+        "groups have no Gram, and most prompts come once. Needed: every group of repeated prompts measured."
     ),
 }  # fmt: skip
 

@@ -1,9 +1,9 @@
-"""The best group size R* from a sweep's records (arXiv 2603.01162): best_size.csv, its section and its figure.
+"""The best group size R* from a sweep's records (arXiv 2603.01162): best_size.csv and its section.
 
     N MSE(R) = R V_between + E V1 + E V2 / (R - 1),    R* = 1 + sqrt(E V2 / V_between),
     V_between = E ||grad J(x)||^2 - ||E grad J(x)||^2,    x a prompt
 
-E V1, E V2 and E ||grad J(x)||^2 are means over all groups of `report.unbiased`, those of equal rewards as zeros.
+E V1, E V2 and E ||grad J(x)||^2 are means over all groups of `measure.pairs`, those of equal rewards as zeros.
 ||E grad J||^2 comes from whole steps: with `aggregation=sum` the row weights are A / (G R), so the step's gradient is
 the mean of its G groups' gradients g_x = sum_i A_i psi_i / R, `grad_norm` its norm before clipping, and
 `gradient_norm` that of g_x / G. Products of different groups are what is left of the one less the others.
@@ -26,6 +26,7 @@ from scipy import special
 
 from grpo_sweeps.maths.intervals import t_quantile
 from grpo_sweeps.maths.ustatistics import best_group_size, error_by_rollouts, near_best, signal_of_mean
+from grpo_sweeps.paper import BEST_SIZE_ARXIV
 from grpo_sweeps.publish.formats import three_digits
 from grpo_sweeps.publish.page import Section
 from grpo_sweeps.report.claims.finding import estimator_of
@@ -129,9 +130,9 @@ def plain_step(config: Mapping[str, Any]) -> bool:
 
 
 def step_sums(sweep: Sweep, arm: str, R: int, kind: str) -> tuple[pd.DataFrame, int]:
-    """One row a usable step (of any run of the arm and R), sums over its groups; and the number of steps left out.
+    """One row per usable step (of any run of the arm and R), sums over its groups; and the number of steps left out.
 
-    signal, spread, V1   of the columns of `report.unbiased`
+    signal, spread, V1   of the columns of `measure.pairs`
     squares              of ||g_x||^2, scaled to leave-one-out
     signal_of_mean       of the step's estimate, times its groups; so each mean is a sum over a sum of `groups`
     """
@@ -207,7 +208,7 @@ def _reason(found: BestSize) -> str:
 
 
 def best_size_table(sizes: list[BestSize]) -> pd.DataFrame:
-    """best_size.csv: one row an arm and R. `near_low` to `near_high`: the whole R within 5% of the least error."""
+    """best_size.csv: one row per arm and R. `near_low` to `near_high`: the whole R within 5% of the least error."""
     rows = []
     for one in sizes:
         row: dict[str, object] = {
@@ -226,8 +227,8 @@ def best_size_table(sizes: list[BestSize]) -> pd.DataFrame:
 NAME = "best_size"
 WORDS = (
     "At a fixed number N of rollouts, N times the mean squared error of the leave-one-out gradient is R V_between + "
-    "E V1 + E V2/(R - 1) (arXiv 2603.01162), which is least at R* = 1 + sqrt(E V2/V_between). The constants are "
-    "unbiased estimates from each group's rewards and Gram, groups of equal rewards counted as the zeros they are, and "
+    f"E V1 + E V2/(R - 1) (arXiv {BEST_SIZE_ARXIV}), which is least at R* = 1 + sqrt(E V2/V_between). The constants "
+    "are unbiased estimates from each group's rewards and Gram, groups of equal rewards counted as the zeros they are, and "
     "from the norm of each step's whole gradient before clipping.",
     "The policy moves while it is measured: every value is an average along the training of its row. Intervals: 95%, "
     "steps drawn with replacement; they do not cover differences between training runs. A smaller error of the "
@@ -240,20 +241,11 @@ LEFT_OUT = (
 
 
 def best_size_section(sizes: list[BestSize]) -> Section:
-    """The table of the page, a row an arm and R."""
+    """The table of the page, one row per arm and R."""
     arms = len({one.arm for one in sizes}) > 1
     header = (
-        "R",
-        "steps",
-        "||E grad J||²",
-        "V_between",
-        "E V1",
-        "E V2",
-        "R*",
-        "within 5%",
-        "signal to noise",
-        "verdict",
-    )
+        "R", "steps", "||E grad J||²", "V_between", "E V1", "E V2", "R*", "within 5%", "signal to noise", "verdict",
+    )  # fmt: skip
     rows = [(*((one.arm,) if arms else ()), *_row(one)) for one in sizes]
     skipped = sum(one.left_out for one in sizes)
     after = (

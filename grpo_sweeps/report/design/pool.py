@@ -1,7 +1,7 @@
-"""The pools of a sweep's runs of a fixed policy -> pool.csv, one row an arm, R, size and estimator; the best size.
+"""The pools of a sweep's runs of a fixed policy -> pool.csv, one row per arm, R, size and estimator; the best size.
 
 Intervals: of the shares, spectra and errors against a prompt's own gradient 95% clustered by prompt and seed; of
-`error` and of the best size 95% by drawing steps with replacement, the same draws that `report.best_size` makes.
+`error` and of the best size 95% by drawing steps with replacement, the same draws that `design.best_size` makes.
 """
 
 from __future__ import annotations
@@ -27,12 +27,12 @@ from grpo_sweeps.report.measure.pool import (
     Pools,
     moments,
     pool_values,
-    pools_of,
     sizes_of,
 )
 from grpo_sweeps.report.read.query import Sweep
-from grpo_sweeps.report.tables.pooled import clusters, records_of
+from grpo_sweeps.report.tables.pooled import clusters, records_of, with_ends
 from grpo_sweeps.spectra import Array
+from grpo_sweeps.spectra.records import same_rows
 
 COLUMNS = [
     "arm", "R", "size", "estimator", "pools", "prompts",
@@ -98,16 +98,16 @@ def pool_study(sweep: Sweep, groups: pd.DataFrame, predicted: BestSize) -> PoolS
     rows = []
     for i, n in enumerate(sizes):
         common = {"arm": arm, "R": R, "size": n, "pools": len(groups), "prompts": groups["prompt_id"].nunique()}
-        common |= _with_ends("mixed", mean_over(values[n]["mixed"], by))
+        common |= with_ends("mixed", mean_over(values[n]["mixed"], by))
         for name in QUANTITIES:
-            common |= _with_ends(name, ratio(values[n][name], values[n]["listed"], by))
+            common |= with_ends(name, ratio(values[n][name], values[n]["listed"], by))
         for estimator in ESTIMATORS:
             square, product = moments(values[n], n, estimator)
             signal = values[n]["signal"]
             row = (
                 common
                 | {"estimator": estimator}
-                | _with_ends("error_prompt", mean_over(square - 2 * product + signal, by))
+                | with_ends("error_prompt", mean_over(square - 2 * product + signal, by))
             )
             scale = float(square.mean() * signal.mean())
             row["cosine"] = float(product.mean()) / math.sqrt(scale) if scale > 0 else math.nan
@@ -193,10 +193,6 @@ def _best(curve_BS: Array, sizes: list[int], steps: int) -> tuple[float, float, 
     return float(best_B[0]), float(low), float(high)
 
 
-def _with_ends(name: str, interval: Interval) -> dict[str, float]:
-    return {name: interval.mean, f"{name}_low": interval.low, f"{name}_high": interval.high}
-
-
 def pool_table(studies: list[PoolStudy]) -> pd.DataFrame:
     """pool.csv."""
     return pd.concat([study.table for study in studies], ignore_index=True)
@@ -268,3 +264,15 @@ def found_words(study: PoolStudy, arms: bool) -> str:
     beyond = " (the whole pool: the best size may be larger)" if study.at_the_end else ""
     formula = shown(study.predicted, "best_R")
     return f"{where}: least error found at R' = {study.found:g}{beyond}{ends}; by the formula R* = {formula}."
+
+
+def pools_of(sweep: Sweep, groups: pd.DataFrame) -> Pools:
+    """The pools of rows of `sweep.groups`, all of one R, each with its Gram of the scores or all rewards equal."""
+    records = [sweep.record(int(i)) for i in groups.index]
+    R = records[0].R
+    return Pools(
+        np.array([r.rewards for r in records]),
+        np.array([np.zeros((R, R)) if r.gram is None else r.gram for r in records]),
+        np.array([np.arange(R) if r.gram is None else same_rows(r) for r in records]),
+        tuple((int(s), r.step, r.group) for s, r in zip(groups["seed"], records, strict=True)),
+    )

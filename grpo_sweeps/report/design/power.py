@@ -109,7 +109,7 @@ def needs(sweep: Sweep, sizes: list[BestSize]) -> list[Need]:
 
 
 def power_table(found: list[Need]) -> pd.DataFrame:
-    """power.csv: one row an arm, R, quantity and half-width; `groups` and `rollouts` are those behind `needed`."""
+    """power.csv: one row per arm, R, quantity and half-width; `groups` and `rollouts` are those behind `needed`."""
     rows = []
     for need in found:
         for width in (need.half_width / 2, *WIDTHS[need.quantity]):
@@ -144,8 +144,3 @@ def power_section(found: list[Need]) -> Section:
 
 def _count(n: float) -> str:
     return f"{n:.0f}" if math.isfinite(n) else "–"
-
-
-def spread_table(spreads: tuple[float, ...], half_widths: tuple[float, ...]) -> list[list[str]]:
-    """Rows of docs/power.md: the units that each half-width takes, a row a spread."""
-    return [[f"{s:g}", *(_count(units_needed(s, h)) for h in half_widths)] for s in spreads]

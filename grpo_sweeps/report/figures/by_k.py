@@ -15,7 +15,7 @@ from grpo_sweeps.report.read.query import Sweep
 from grpo_sweeps.spectra import null_effective_rank
 
 NAME = "ranks_by_k"
-MOST_ARMS = 3  # that are drawn: six panels each, half a second a panel
+MOST_ARMS = 3  # that are drawn: six panels each, half a second per panel
 NULLS: dict[str, dict[str, Any]] = {
     "null_closed_form": {"ls": DOTTED, "lw": 1.0, "marker": "o", "mfc": "white", "ms": 4.0},
     "null_gaussian": {"ls": "-", "lw": 0.8, "marker": "x", "ms": 4.0},

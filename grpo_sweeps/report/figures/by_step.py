@@ -31,7 +31,7 @@ from grpo_sweeps.report.read.query import Sweep
 from grpo_sweeps.report.tables.pooled import accuracy_by_step, by_step
 
 NAME, NOISE = "curves", "noise"
-MOST_ARMS = 3  # that are drawn: six panels each, half a second a panel
+MOST_ARMS = 3  # that are drawn: six panels each, half a second per panel
 MARKS = 12  # markers along a curve, at most
 SHARE, POSITIVE = (0.0, 1.0), (0.0, np.inf)
 

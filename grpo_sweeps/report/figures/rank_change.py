@@ -1,5 +1,5 @@
 """Open question 3 as a figure: the mean effective rank by step, beside it with the numbers k of right rollouts held
-fixed, and the two parts that its change over training is made of (`longitudinal`)."""
+fixed, and the two parts that its change over training is made of (`claims.training`)."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from grpo_sweeps.report.read.query import Sweep
 from grpo_sweeps.report.tables.pooled import pooled, usable_groups
 
 NAME = "rank_change"
-WINDOWS = 9  # of the steps: three a third
+WINDOWS = 9  # of the steps: three per third
 MATCHED = 0.9  # of the first third's groups have a k that a window must have as well
 PARTS = ("total", "composition", "geometry")
 WIDTH = 0.8  # of the distance between two parts, shared by the bars of the R
@@ -48,7 +48,7 @@ def longitudinal_figure(sweep: Sweep) -> list[Plot]:
 
 
 def rank_by_window(groups: pd.DataFrame, windows: int = WINDOWS) -> pd.DataFrame:
-    """groups with `step`, `k`, `effective_rank`, `prompt_id`, `seed` -> one row a window of steps: step (mean), mean
+    """groups with `step`, `k`, `effective_rank`, `prompt_id`, `seed` -> one row per window of steps: step (mean), mean
     with low and high, and fixed: the means by k weighted by the first third's shares of k, NaN where the window lacks
     too many of them."""
     shares = groups.loc[third_of(groups) == 0, "k"].value_counts(normalize=True)

@@ -1,4 +1,6 @@
-"""Measured groups -> the norm of their gradient and the mean inner products of their scores: behind C5 and C9.
+"""Measured groups -> the norm of their gradient and products of their scores: behind C5, C9 and the best group size.
+
+The estimates behind the best group size are unbiased (`grpo_sweeps.maths.ustatistics`).
 
 The score-mean null. Where the sampler is the policy that is differentiated, E psi = 0, so the mean product of two
 independent rollouts of a prompt is zero. A record keeps Grams of mixed groups only, where that mean is not zero. What

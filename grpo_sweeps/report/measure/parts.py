@@ -1,6 +1,15 @@
-"""Group records with one Gram a layer or parameter -> for each part and group its effective rank and shares.
+"""The parts of a model: what a parameter's name says, and what a part's Gram says of the gradient.
 
-For a group with weights w and Gram K, and K_p the Gram over the parameters of part p (the K_p add up to K):
+A name tells where a parameter stands (layer) and what it is (kind), for any naming that Hugging Face models use.
+Layers: "embedding", the numbered layers "0", "1", ..., "norm" (one outside the numbered layers), "head", "other".
+Kinds: "embedding", "positions", "q", "k", "v", "qkv" (in one matrix), "o", "router", "gate", "up", "gate+up", "down",
+"norms" (weights and biases of norm layers), "biases" (all others), "head", "other". A factor of LoRA is the kind of the
+matrix it adapts with A or B behind it: "q A".
+
+A tied weight is measured once, under the embedding's name. Where a run kept an embedding and no head, both the layer
+and the kind are "embedding+head".
+
+Group records with one Gram per layer or parameter give each part and group its effective rank and shares. For a group with weights w and Gram K, and K_p the Gram over the parameters of part p (the K_p add up to K):
 
     effective rank   of diag(w) K_p diag(w), rows of equal texts made one
     energy share     tr diag(w) K_p diag(w) / tr diag(w) K diag(w): of the sum of the squared norms of the R rows
@@ -190,8 +199,8 @@ def _weights(record: GroupRecord) -> Array:
 def _measured(
     records: Sequence[GroupRecord], names: Sequence[str], by: str, dtype: str | None
 ) -> Iterator[tuple[Part, Array]]:
-    """Each part with its (3, N) values. Sums over parameters grow while these are gone through: a Gram a layer and a
-    kind is held, never one a parameter."""
+    """Each part with its (3, N) values. Sums over parameters grow while these are gone through: one Gram per layer and
+    kind is held, never one per parameter."""
     whole = _Whole(records, dtype)
     yield Part("whole", ALL, ALL), whole.values(whole.gram_NRR)
     sums: dict[Part, Array] = {}

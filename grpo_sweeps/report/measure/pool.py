@@ -24,15 +24,12 @@ import math
 from dataclasses import dataclass
 
 import numpy as np
-import pandas as pd
 from numpy.typing import NDArray
 
 from grpo_sweeps import spectra
 from grpo_sweeps.maths.ustatistics import signal, square_by_size
-from grpo_sweeps.report.read.query import Sweep
 from grpo_sweeps.spectra import Array
 from grpo_sweeps.spectra.equal import Labels, first_equal, merged
-from grpo_sweeps.spectra.records import same_rows
 
 ESTIMATORS = ("group mean", "leave-one-out", "std")
 QUANTITIES = {
@@ -71,18 +68,6 @@ def sizes_of(R: int) -> list[int]:
     """
     sizes = [n for n in range(2, R) if n <= 8 or n % 2 ** (math.ceil(math.log2(n)) - 3) == 0]
     return [*sizes, R]
-
-
-def pools_of(sweep: Sweep, groups: pd.DataFrame) -> Pools:
-    """The pools of rows of `sweep.groups`, all of one R, each with its Gram of the scores or all rewards equal."""
-    records = [sweep.record(int(i)) for i in groups.index]
-    R = records[0].R
-    return Pools(
-        np.array([r.rewards for r in records]),
-        np.array([np.zeros((R, R)) if r.gram is None else r.gram for r in records]),
-        np.array([np.arange(R) if r.gram is None else same_rows(r) for r in records]),
-        tuple((int(s), r.step, r.group) for s, r in zip(groups["seed"], records, strict=True)),
-    )
 
 
 def orders(R: int, size: int, seed: tuple[int, ...]) -> NDArray[np.intp]:

@@ -1,8 +1,8 @@
-"""Group records, as the Arrow table of the local record -> one row of numbers a group, without a Python object a group.
+"""Group records, as the Arrow table of the local record -> one row of numbers per group, without an object for each.
 
-The spectral columns are those of `report.measure`, inner products and norms those of `report.pairs`, shuffled
-advantages those of `report.permutation`, sums of advantages those of `report.advantages`, estimates for the best group
-size those of `report.unbiased`; here stand the plain ones, and which groups are measured together.
+The spectral columns are those of `measure.spectral`, inner products, norms and estimates for the best group size those
+of `measure.pairs`, shuffled advantages those of `measure.permutation`; here stand those that need no Gram, the numbers
+of the advantages behind C2 to C5 among them, and which groups are measured together.
 """
 
 from __future__ import annotations
@@ -72,7 +72,7 @@ AT_ONCE = 2**18  # numbers of the Gaussian null drawn at once: more than a proce
 
 
 def table_rows(table: pa.Table, seed: int, dtype: str | None) -> pd.DataFrame:
-    """One row a group of a table of GroupRecords, in its order: identity, rewards, k, advantages, everything measured.
+    """One row per group of a table of GroupRecords, in its order: identity, rewards, k, advantages, all that is measured.
 
     What needs a Gram is NaN where a group was not measured. k counts the rollouts of reward 1 where all rewards are 0
     or 1 (NaN otherwise). `seed`, `dtype`: the run's. Of a measured group that does not say which rollouts have the same

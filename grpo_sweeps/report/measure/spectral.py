@@ -1,4 +1,4 @@
-"""Groups -> one row of numbers a group: spectra of five matrices, nulls, exact controls. Vectorised over groups.
+"""Groups -> one row of numbers per group: spectra of five matrices, nulls, exact controls. Vectorised over groups.
 
 The matrices, by column prefix:
 
@@ -12,7 +12,7 @@ Each from K averaged over equal texts, whose rows are made one (`spectra.equal`)
 numerical ranks and gives the columns `..._floor_low` and `..._floor_high` and `resolution`; it changes nothing else.
 
 A row's numbers depend on its own group and the run's seed alone, never on the groups beside it: what was measured of
-a part of a run (`report.cache`) holds for the whole of it.
+a part of a run (`read.cache`) holds for the whole of it.
 """
 
 from __future__ import annotations
@@ -34,7 +34,12 @@ _WORD = 2**64 - 1
 
 
 class RowNormals:
-    """Standard normal matrices for groups of R rollouts of a run with this seed."""
+    """Standard normal matrices for groups of R rollouts of a run with this seed.
+
+    The numbers belong to one row: they are the same for a run's seed, R, step and group whatever rows stand beside it.
+    One counter-based generator (Philox) serves all rows; each row begins at a counter of its own, 2^64 numbers from any
+    other row's. To make a generator for each row would take longer than to draw from it.
+    """
 
     def __init__(self, seed: int, R: int) -> None:
         self._bits = np.random.Philox(key=np.array([NULL_SEED, seed & _WORD], dtype=np.uint64))

@@ -115,12 +115,12 @@ class ReportError(ValueError):
 class Sweep:
     """One sweep's record. Every frame has the columns `run` (identity), `arm`, `R` and `seed`.
 
-    runs         one row a run: state, step, commit, model, task, ...
-    metrics      one row a run and step, as in metrics.jsonl
-    groups       one row a group of rollouts: k, mixed, measured, and the spectral values of `measure.spectral`
-    evals        one row a held-out problem and evaluation
-    completions  one row a kept completion
-    updates      one row a parameter and measured update
+    runs         one row per run: state, step, commit, model, task, ...
+    metrics      one row per run and step, as in metrics.jsonl
+    groups       one row per group of rollouts: k, mixed, measured, and the spectral values of `measure.spectral`
+    evals        one row per held-out problem and evaluation
+    completions  one row per kept completion
+    updates      one row per parameter and measured update
     configs, statuses   by run; notes   what could not be read, in sentences
     waiting      runs of which nothing is recorded yet -> their names; some have no configuration, and no row in `runs`
     parts        what `measure.parts` took from Grams by layer or parameter, where these were not kept; else None

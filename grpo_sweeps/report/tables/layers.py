@@ -1,7 +1,11 @@
-"""Effective rank and share of gradient energy of each layer, kind of parameter and parameter, for each arm and R.
+"""What is known by layer, kind of parameter and parameter, for each arm and R: of the gradient, and of the updates.
 
-Means over the measured mixed groups of the runs that kept a Gram for each layer or parameter (`analysis.by`), with 95%
-intervals clustered by prompt and by seed, as every other mean of the report. What a part's values are: `report.parts`.
+Of the gradient: means over the measured mixed groups of the runs that kept a Gram for each layer or parameter
+(`analysis.by`), with 95% intervals clustered by prompt and by seed. What a part's values are: `measure.parts`.
+
+Of the updates: a run's steps are those that `analysis.update_every` measured and that had a gradient; where all rewards
+of every group are equal nothing moves, and that is no small step. Means are over runs, with 95% intervals clustered by
+seed; with one seed there is none. What a run's record holds of a step: `grpo_sweeps.types.UpdateRecord`.
 """
 
 from __future__ import annotations
@@ -12,10 +16,11 @@ from collections.abc import Iterable
 import numpy as np
 import pandas as pd
 
-from grpo_sweeps.maths.intervals import Interval, mean_interval
+from grpo_sweeps.maths.intervals import mean_interval
 from grpo_sweeps.publish.formats import number, with_interval
 from grpo_sweeps.report.measure.parts import ALL, Part, Parts, order, parts_of, run_parts
 from grpo_sweeps.report.read.query import Sweep
+from grpo_sweeps.report.tables.pooled import with_ends
 
 COLUMNS = [
     "R", "arm", "level", "layer", "kind", "name", "effective_rank", "ci_low", "ci_high", "energy_share",
@@ -24,7 +29,7 @@ COLUMNS = [
 
 
 def layer_table(sweep: Sweep) -> pd.DataFrame:
-    """One row an arm, R and part, tidy (layers.csv); empty where no run kept Grams of parts.
+    """One row per arm, R and part, tidy (layers.csv); empty where no run kept Grams of parts.
 
     level: whole (all parameters, of the same groups, to compare with), layer, kind, parameter. ci_low and ci_high
     belong to the effective rank. `groups` are behind the shares; a part whose gradient is zero in a group (LoRA's A at
@@ -50,12 +55,9 @@ def _row(cell: Iterable[Parts], part: Part, seed_of: dict[str, int]) -> dict[str
     rank, energy, norm = (mean_interval(values_N, prompts, seeds) for values_N in values_3N)
     return {
         "effective_rank": rank.mean, "ci_low": rank.low, "ci_high": rank.high, "norm_share": norm.mean,
-        **_share(energy), "groups": energy.n, "groups_with_rank": rank.n, "seeds": len(np.unique(seeds)),
+        **with_ends("energy_share", energy), "groups": energy.n, "groups_with_rank": rank.n,
+        "seeds": len(np.unique(seeds)),
     }  # fmt: skip
-
-
-def _share(energy: Interval) -> dict[str, float]:
-    return {"energy_share": energy.mean, "energy_share_low": energy.low, "energy_share_high": energy.high}
 
 
 def sweep_parts(sweep: Sweep) -> list[Parts]:
@@ -99,11 +101,11 @@ STEP_METRICS = {
 PART_VALUES = (
     "energy_share", "effective_rank", "stable_rank", "rank_share", "hoyer", "changed_share", "changed_share_float32",
 )  # fmt: skip
-SHOWN_STEPS = 5  # rows an arm and R in the page's table
+SHOWN_STEPS = 5  # rows per arm and R in the page's table
 
 
 def update_steps(sweep: Sweep) -> pd.DataFrame:
-    """One row an arm, R and measured step (updates.csv): each metric's mean over runs with its interval."""
+    """One row per arm, R and measured step (updates.csv): each metric's mean over runs with its interval."""
     rows = []
     for arm, R in sweep.cells:
         measured = measured_updates(sweep, arm, R)
@@ -111,7 +113,7 @@ def update_steps(sweep: Sweep) -> pd.DataFrame:
             row: dict[str, object] = {"arm": arm, "R": R, "step": int(str(step)), "runs": len(part)}
             for name, metric in STEP_METRICS.items():
                 found = mean_interval(part.reindex(columns=[metric])[metric], part["seed"])
-                row |= _columns(name, found)
+                row |= with_ends(name, found)
             rows.append(row)
     return pd.DataFrame(rows)
 
@@ -125,7 +127,7 @@ def measured_updates(sweep: Sweep, arm: str, R: int) -> pd.DataFrame:
 
 
 def update_parts(sweep: Sweep) -> pd.DataFrame:
-    """One row an arm, R and part (update_layers.csv), the levels and names as in layers.csv.
+    """One row per arm, R and part (update_layers.csv), the levels and names as in layers.csv.
 
     energy_share   of the sum of the squared changes of all weights
     effective_rank, stable_rank, rank_share   means over the part's matrices; rank_share: effective rank over the
@@ -143,13 +145,9 @@ def update_parts(sweep: Sweep) -> pd.DataFrame:
             found = values.xs(part, level="part")
             row = {"R": R, "arm": arm, **part._asdict()}
             for name in PART_VALUES:
-                row |= _columns(name, mean_interval(found[name], found["seed"]))
+                row |= with_ends(name, mean_interval(found[name], found["seed"]))
             rows.append(row | {"steps": int(found["steps"].max()), "runs": len(found)})
     return pd.DataFrame(rows)
-
-
-def _columns(name: str, interval: Interval) -> dict[str, float]:
-    return {name: interval.mean, f"{name}_low": interval.low, f"{name}_high": interval.high}
 
 
 def _by_run(cell: pd.DataFrame) -> pd.DataFrame:
@@ -177,7 +175,7 @@ def _by_run(cell: pd.DataFrame) -> pd.DataFrame:
 
 
 def _of_steps(frame: pd.DataFrame) -> pd.DataFrame:
-    """One row a run, step and part: sums over the part's parameters, and what follows from them."""
+    """One row per run, step and part: sums over the part's parameters, and what follows from them."""
     groups = frame.groupby(["run", "seed", "step", "part"], sort=False)
     out = groups[["sq_norm", "l1", "n", "changed", "changed_float32"]].sum()
     ranks = groups[["effective_rank", "stable_rank", "rank_share"]].mean()

@@ -1,9 +1,11 @@
-"""How training went, by step, for each arm and R: reward, length, entropy, cut share, silent groups, gradient norm.
+"""What runs log by step, for each arm and R: how training went, and the dtype beside float32.
 
-A run's value in a window of steps is the mean over the window's steps; the table has the mean over runs, with its 95%
-interval clustered by seed (none with one seed). Silent groups have equal rewards, so that under a group baseline they
-teach nothing: all right where these are 1 or more, all wrong where they are 0 or less, others in neither. They are
-counted from the records of the groups.
+How training went: reward, length, entropy, cut share, silent groups, gradient norm. A run's value in a window of steps is
+the mean over the window's steps; the table has the mean over runs, with its 95% interval clustered by seed (none with one
+seed). Silent groups have equal rewards, so that under a group baseline they teach nothing: all right where these are 1 or
+more, all wrong where they are 0 or less, others in neither. They are counted from the records of the groups.
+
+The dtype beside float32 (`analysis.compare_float32`) is a table of its own: it changes no value and widens no verdict.
 """
 
 from __future__ import annotations
@@ -15,6 +17,7 @@ from grpo_sweeps.maths.intervals import mean_interval
 from grpo_sweeps.publish.formats import with_interval
 from grpo_sweeps.publish.page import Section
 from grpo_sweeps.report.read.query import Sweep
+from grpo_sweeps.report.tables.pooled import with_ends
 
 METRICS = {
     "reward": "reward",
@@ -50,8 +53,7 @@ def curve_table(sweep: Sweep) -> pd.DataFrame:
                 "last_step": int(part["step"].max()), "runs": len(runs),
             }  # fmt: skip
             for name in VALUES:
-                found = mean_interval(runs[name], seeds)
-                row |= {name: found.mean, f"{name}_low": found.low, f"{name}_high": found.high}
+                row |= with_ends(name, mean_interval(runs[name], seeds))
             rows.append(row)
     ends = [f"{name}{end}" for name in VALUES for end in ("", "_low", "_high")]
     return pd.DataFrame(rows, columns=["arm", "R", "step", "first_step", "last_step", "runs", *ends])

@@ -42,12 +42,13 @@ def pooled(groups: pd.DataFrame, column: str, alpha: float = 0.05, by: Clusters 
     return mean_over(groups[column], by or clusters(groups), alpha)
 
 
-def _with_interval(name: str, interval: Interval) -> dict[str, float]:
+def with_ends(name: str, interval: Interval) -> dict[str, float]:
+    """The columns of an interval: its mean and its two ends."""
     return {name: interval.mean, f"{name}_low": interval.low, f"{name}_high": interval.high}
 
 
 def table1(sweep: Sweep) -> pd.DataFrame:
-    """One row an arm and R: counts, six quantities of G with intervals, nulls, accuracies, the paper's values."""
+    """One row per arm and R: counts, six quantities of G with intervals, nulls, accuracies, the paper's values."""
     rows = []
     for arm, R in sweep.cells:
         runs = sweep.runs[(sweep.runs["arm"] == arm) & (sweep.runs["R"] == R)]
@@ -61,11 +62,11 @@ def table1(sweep: Sweep) -> pd.DataFrame:
             "prompts": groups["prompt_id"].nunique(), "distinct_rollouts": groups["distinct"].astype(float).mean(),
         }  # fmt: skip
         for name in QUANTITIES:
-            row |= _with_interval(name, pooled(groups, name, by=by))
+            row |= with_ends(name, pooled(groups, name, by=by))
         for name in WITH_FLOOR:
             row |= {f"{name}_floor_{end}": groups[f"{name}_floor_{end}"].mean() for end in ("low", "high")}
         row |= {name: groups[name].astype(float).mean() for name in NULLS}
-        row |= _with_interval("measured_minus_null", pooled_difference(groups, by=by))
+        row |= with_ends("measured_minus_null", pooled_difference(groups, by=by))
         row |= accuracies(sweep, arm, R)
         paper = TABLE1.get(R)
         row["paper_effective_rank"] = f"about {paper.effective_rank:g}" if paper else ""
@@ -92,14 +93,14 @@ def accuracies(sweep: Sweep, arm: str, R: int) -> dict[str, object]:
     row["final_step"] = ends["last_step"].max()
     for name, kind in (("accuracy", "sampled"), ("accuracy_greedy", "greedy")):
         clusters = ends["problem_id"], ends["seed"]
-        row |= _with_interval(name, mean_interval(ends[f"{kind}_last"], *clusters))
+        row |= with_ends(name, mean_interval(ends[f"{kind}_last"], *clusters))
         row[f"{name}_before"] = ends[f"{kind}_first"].mean()
-        row |= _with_interval(f"{name}_gain", paired_difference(ends[f"{kind}_first"], ends[f"{kind}_last"], *clusters))
+        row |= with_ends(f"{name}_gain", paired_difference(ends[f"{kind}_first"], ends[f"{kind}_last"], *clusters))
     return row
 
 
 def first_and_last(sweep: Sweep, arm: str, R: int) -> pd.DataFrame:
-    """One row a run and problem: accuracy at the run's first and last evaluation (no first where there is one only)."""
+    """One row per run and problem: accuracy at the run's last evaluation and, where there are several, its first."""
     evals = scored_evals(sweep)
     evals = evals[(evals["arm"] == arm) & (evals["R"] == R)]
     keys = ["run", "seed", "problem_id"]
@@ -145,8 +146,8 @@ def ranks(sweep: Sweep) -> pd.DataFrame:
 
 
 def by_k(sweep: Sweep) -> pd.DataFrame:
-    """One row an arm, R and k = 1 .. R - 1 (binary rewards): every quantity of each of the five matrices with its
-    interval (those of G without a prefix, the others with that of `measure.MATRICES`), and the nulls of those of G.
+    """One row per arm, R and k = 1 .. R - 1 (binary rewards): every quantity of each of the five matrices with its
+    interval (those of G without a prefix, the others with that of `spectral.MATRICES`), and the nulls of those of G.
 
     A null is named null_closed_form, null_measured_norms or null_gaussian, for another quantity than the effective rank
     with its name behind it. The closed form is of group-mean advantages over orthogonal scores of equal norm, for the
@@ -162,14 +163,14 @@ def by_k(sweep: Sweep) -> pd.DataFrame:
             by = clusters(part)
             row: dict[str, object] = {"arm": arm, "R": R, "k": k, "groups": len(part)}
             row["distinct_rollouts"] = part["distinct"].astype(float).mean()
-            row |= _with_interval("gradient_norm", pooled(part, "gradient_norm", by=by))
+            row |= with_ends("gradient_norm", pooled(part, "gradient_norm", by=by))
             row["null_closed_form"] = null_effective_rank(k, R)
             row |= {f"null_closed_form_{name}": closed_form(name, k, R) for name in OTHERS}
             measured = [name for name in (*NULLS, *OTHER_NULLS) if name != "null_closed_form"]
             row |= {name: part[name].astype(float).mean() for name in measured}
             for prefix in MATRICES:
                 for name in QUANTITIES:
-                    row |= _with_interval(prefix + name, pooled(part, prefix + name, by=by))
+                    row |= with_ends(prefix + name, pooled(part, prefix + name, by=by))
             rows.append(row)
     empty = ["arm", "R", "k", "groups", "effective_rank", "null_closed_form"]
     return pd.DataFrame(rows, columns=None if rows else empty)
@@ -246,7 +247,7 @@ def _rollouts(sweep: Sweep, run: str, step: int, R: int, prompts: object) -> flo
 
 
 def headline(table: pd.DataFrame) -> tuple[list[str], list[list[str]]]:
-    """Table 1 as people read it: header and text cells, a row an arm and R; the arm is shown if there are several."""
+    """Table 1 as people read it: header and text cells, one row per arm and R; several arms are named."""
     arms = table["arm"].nunique() > 1
     header = [
         "R", "effective rank", "paper", "top-1 fraction", "paper", "participation ratio", "stable rank", "null",

@@ -84,7 +84,7 @@ def hostile(write, tmp_path_factory):
             )  # fmt: skip
     plots: list[Plot] = []
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("grpo_sweeps.report.build.render", lambda plot: (plots.append(plot), render(plot))[1])
+        patch.setattr("grpo_sweeps.publish.drawing.render", lambda plot: (plots.append(plot), render(plot))[1])
         out, claims = build("two", tmp_path / "runs", tmp_path / "out", ["python", "-m", "grpo_sweeps.report"])
     return Report(out, tmp_path / "runs", claims, plots)
 

@@ -79,7 +79,7 @@ def test_a_second_reading_takes_every_number_from_the_cache(one, monkeypatch):
     first = load(one)
     kept = list((one / ".cache").iterdir())
     assert [p.name for p in kept] == [next((one / "grams").glob("*.parquet")).stem + cache.SUFFIX]
-    monkeypatch.setattr("grpo_sweeps.report.segments.table_rows", lambda *_: pytest.fail("measured again"))
+    monkeypatch.setattr("grpo_sweeps.report.read.cache.table_rows", lambda *_: pytest.fail("measured again"))
     (one / "grams" / "journal.jsonl").unlink(missing_ok=True)
     pd.testing.assert_frame_equal(load(one).groups, first.groups, check_exact=True)
 
