@@ -1,7 +1,7 @@
 """What a reader must know of a sweep's runs, in sentences.
 
 wrong           what looks wrong with them, which the report says first: one line per kind and arm
-missing         what is not there: cells without runs, unequal seeds, runs that failed or diverged, differing commits
+missing         what is not there: cells without runs, unequal seeds, runs that failed or diverged
 check_commits   which code made them: numbers of different code are not averaged without a word
 """
 

@@ -31,7 +31,7 @@ from grpo_sweeps.report.tables.pooled import (
 
 
 def rank_with_floor(groups: pd.DataFrame, alpha: float, rank: str = "effective_rank") -> Interval:
-    """Mean effective rank (or another of `spectral.WITH_FLOOR`), its interval widened at each end to what the Grams' own
+    """Mean effective rank, or another of `spectral.WITH_FLOOR`, its interval widened at each end to what the Grams' own
     precision allows."""
     by = clusters(groups)
     middle, low, high = (pooled(groups, name, alpha, by) for name in (rank, f"{rank}_floor_low", f"{rank}_floor_high"))

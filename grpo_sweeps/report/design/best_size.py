@@ -228,8 +228,8 @@ NAME = "best_size"
 WORDS = (
     "At a fixed number N of rollouts, N times the mean squared error of the leave-one-out gradient is R V_between + "
     f"E V1 + E V2/(R - 1) (arXiv {BEST_SIZE_ARXIV}), which is least at R* = 1 + sqrt(E V2/V_between). The constants "
-    "are unbiased estimates from each group's rewards and Gram, groups of equal rewards counted as the zeros they are, and "
-    "from the norm of each step's whole gradient before clipping.",
+    "are unbiased estimates from each group's rewards and Gram, groups of equal rewards counted as the zeros they are, "
+    "and from the norm of each step's whole gradient before clipping.",
     "The policy moves while it is measured: every value is an average along the training of its row. Intervals: 95%, "
     "steps drawn with replacement; they do not cover differences between training runs. A smaller error of the "
     "gradient is not yet faster learning.",

@@ -9,7 +9,8 @@ matrix it adapts with A or B behind it: "q A".
 A tied weight is measured once, under the embedding's name. Where a run kept an embedding and no head, both the layer
 and the kind are "embedding+head".
 
-Group records with one Gram per layer or parameter give each part and group its effective rank and shares. For a group with weights w and Gram K, and K_p the Gram over the parameters of part p (the K_p add up to K):
+Group records with one Gram per layer or parameter give each part and group its effective rank and shares. For a group
+with weights w and Gram K, and K_p the Gram over the parameters of part p (the K_p add up to K):
 
     effective rank   of diag(w) K_p diag(w), rows of equal texts made one
     energy share     tr diag(w) K_p diag(w) / tr diag(w) K diag(w): of the sum of the squared norms of the R rows

@@ -72,7 +72,7 @@ AT_ONCE = 2**18  # numbers of the Gaussian null drawn at once: more than a proce
 
 
 def table_rows(table: pa.Table, seed: int, dtype: str | None) -> pd.DataFrame:
-    """One row per group of a table of GroupRecords, in its order: identity, rewards, k, advantages, all that is measured.
+    """One row per group of a table of GroupRecords, in its order: identity, rewards, k, advantages, all measurements.
 
     What needs a Gram is NaN where a group was not measured. k counts the rollouts of reward 1 where all rewards are 0
     or 1 (NaN otherwise). `seed`, `dtype`: the run's. Of a measured group that does not say which rollouts have the same

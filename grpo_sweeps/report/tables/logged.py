@@ -1,9 +1,9 @@
 """What runs log by step, for each arm and R: how training went, and the dtype beside float32.
 
-How training went: reward, length, entropy, cut share, silent groups, gradient norm. A run's value in a window of steps is
-the mean over the window's steps; the table has the mean over runs, with its 95% interval clustered by seed (none with one
-seed). Silent groups have equal rewards, so that under a group baseline they teach nothing: all right where these are 1 or
-more, all wrong where they are 0 or less, others in neither. They are counted from the records of the groups.
+How training went: reward, length, entropy, cut share, silent groups, gradient norm. A run's value in a window of steps
+is the mean over the window's steps; the table has the mean over runs, with its 95% interval clustered by seed (none
+with one seed). Silent groups have equal rewards, so that under a group baseline they teach nothing: all right where
+these are 1 or more, all wrong where they are 0 or less, others in neither. They are counted from the groups' records.
 
 The dtype beside float32 (`analysis.compare_float32`) is a table of its own: it changes no value and widens no verdict.
 """
