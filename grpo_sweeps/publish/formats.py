@@ -43,6 +43,31 @@ def with_interval(mean: float, low: float, high: float, digits: int = 2) -> str:
     return f"{text} [{number(low, digits)}, {number(high, digits)}]"
 
 
+def three_digits(*values: float) -> str:
+    """Numbers of any size with three digits; the first alone, or with its two ends.
+
+    >>> three_digits(1234.5, 0.00123, 2e9), three_digits(0.5)
+    ('1,230 [0.00123, 2e+09]', '0.5')
+    """
+    first, *ends = (_in_three_digits(value) if math.isfinite(value) else "–" for value in values)
+    return f"{first} [{', '.join(ends)}]" if ends and np.isfinite(values).all() else first
+
+
+def three_digits_of(interval: Interval) -> str:
+    """`three_digits` of an interval."""
+    return three_digits(interval.mean, interval.low, interval.high)
+
+
+def _in_three_digits(value: float) -> str:
+    """Powers of ten from a million on only.
+
+    >>> _in_three_digits(999.6), _in_three_digits(-45678.0), _in_three_digits(1e6)
+    ('1,000', '-45,700', '1e+06')
+    """
+    text = f"{value:.3g}"
+    return f"{float(text):,.0f}" if "e+" in text and abs(value) < 1e6 else text
+
+
 def csv(frame: pd.DataFrame) -> str:
     """CSV of full precision. A text cell that a spreadsheet would run as a formula gets a leading apostrophe.
 
@@ -103,28 +128,3 @@ def latex(header: Sequence[str], rows: Sequence[Sequence[str]], caption: str, la
             "",
         ]
     )
-
-
-def three_digits(*values: float) -> str:
-    """Numbers of any size with three digits; the first alone, or with its two ends.
-
-    >>> three_digits(1234.5, 0.00123, 2e9), three_digits(0.5)
-    ('1,230 [0.00123, 2e+09]', '0.5')
-    """
-    first, *ends = (_in_three_digits(value) if math.isfinite(value) else "–" for value in values)
-    return f"{first} [{', '.join(ends)}]" if ends and np.isfinite(values).all() else first
-
-
-def _in_three_digits(value: float) -> str:
-    """Powers of ten from a million on only.
-
-    >>> _in_three_digits(999.6), _in_three_digits(-45678.0), _in_three_digits(1e6)
-    ('1,000', '-45,700', '1e+06')
-    """
-    text = f"{value:.3g}"
-    return f"{float(text):,.0f}" if "e+" in text and abs(value) < 1e6 else text
-
-
-def three_digits_of(interval: Interval) -> str:
-    """`three_digits` of an interval."""
-    return three_digits(interval.mean, interval.low, interval.high)

@@ -193,29 +193,6 @@ def _ranks(table: pd.DataFrame) -> tuple[list[str], list[list[str]]]:
     return [*start, *(q.replace("_", " ") for q in quantities)], rows
 
 
-def _completions(shown: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
-    """Rows of `samples` as texts that can be shown."""
-    texts = ("prompt", "text", "prompt_id")
-    numbers = {key: lambda value: f"{value:.3g}" for key in ("reward", "advantage")}
-    return [
-        dict(row) | {key: visible_text(str(row[key]), CUT) for key in texts}
-        | {key: shape(row[key]) for key, shape in numbers.items()}
-        for row in shown
-    ]  # fmt: skip
-
-
-def _commands(sweep: Sweep) -> list[str]:
-    made = list(dict.fromkeys(public(str(c)) for c in sweep.runs["command"].dropna() if c))
-    return [*made, f"python -m grpo_sweeps.report sweep={shlex.quote(sweep.name)}"]
-
-
-def _commit_words(sweep: Sweep) -> str:
-    commits = sorted({str(c) for c in sweep.runs["commit"].dropna()})
-    if not commits:
-        return "The records do not say which commit made the runs."
-    return f"Check out commit {', '.join(commits)}, then run:"
-
-
 def samples(sweep: Sweep) -> list[dict[str, Any]]:
     """Two completions of one kept group for each arm and R, the best and the worst rewarded (right before wrong at
     equal reward): a row of `completions` each, with `taught`.
@@ -247,3 +224,26 @@ def _worth(group: pd.DataFrame) -> tuple[bool, bool]:
     """Did the group teach something, and do its rewards differ?"""
     rewards = group["reward"].astype(float)
     return bool((group["advantage"].astype(float) != 0).any()), bool(rewards.max() > rewards.min())
+
+
+def _completions(shown: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    """Rows of `samples` as texts that can be shown."""
+    texts = ("prompt", "text", "prompt_id")
+    numbers = {key: lambda value: f"{value:.3g}" for key in ("reward", "advantage")}
+    return [
+        dict(row) | {key: visible_text(str(row[key]), CUT) for key in texts}
+        | {key: shape(row[key]) for key, shape in numbers.items()}
+        for row in shown
+    ]  # fmt: skip
+
+
+def _commands(sweep: Sweep) -> list[str]:
+    made = list(dict.fromkeys(public(str(c)) for c in sweep.runs["command"].dropna() if c))
+    return [*made, f"python -m grpo_sweeps.report sweep={shlex.quote(sweep.name)}"]
+
+
+def _commit_words(sweep: Sweep) -> str:
+    commits = sorted({str(c) for c in sweep.runs["commit"].dropna()})
+    if not commits:
+        return "The records do not say which commit made the runs."
+    return f"Check out commit {', '.join(commits)}, then run:"

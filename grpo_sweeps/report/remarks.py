@@ -24,6 +24,8 @@ from grpo_sweeps.tracking.symptoms import known, symptoms
 
 GOING_ON = ("running", "queued")
 LONGEST = 300  # characters of a failed run's reason
+CHECKED_METRICS = ("loss", "grad_norm", "reward", "entropy")
+ALLOW = "allow"
 
 
 def wrong(sweep: Sweep) -> list[str]:
@@ -58,9 +60,6 @@ def _line(arm: str, runs: list[tuple[str, str]], total: int) -> str:
     others = f" and {more} more of {total} runs (numbers of the first)" if more else ""
     where = f"{f'{arm}: ' if arm else ''}{name}{others}"
     return f"{where}: {sentence}" if where else sentence
-
-
-CHECKED_METRICS = ("loss", "grad_norm", "reward", "entropy")
 
 
 def missing(sweep: Sweep) -> list[str]:
@@ -209,9 +208,6 @@ def _evaluation(sweep: Sweep) -> list[str]:
     done = evaluated | set(sweep.waiting)
     lacking = [str(r.name) for r in sweep.runs.itertuples(index=False) if r.run not in done]
     return [f"Not evaluated: {', '.join(lacking)}."] if lacking else []
-
-
-ALLOW = "allow"
 
 
 def codes(sweep: Sweep) -> dict[str, int]:

@@ -29,6 +29,17 @@ from grpo_sweeps.report.tables.pooled import (
     pooled_difference,
 )
 
+DEFINITIONS = {
+    "participation_ratio": "participation ratio",
+    "stable_rank": "stable rank",
+    "entropy_rank": "entropy rank",
+    "numerical_rank": "numerical rank",
+}
+CONTROLS_SAY = (
+    "Neither the signs of the row weights, nor leave-one-out, nor division by the standard deviation changes the "
+    "effective rank of a group; centred rows have a rank of at most R - 1."
+)
+
 
 def rank_with_floor(groups: pd.DataFrame, alpha: float, rank: str = "effective_rank") -> Interval:
     """Mean effective rank, or another of `spectral.WITH_FLOOR`, its interval widened at each end to what the Grams' own
@@ -164,6 +175,35 @@ def _c8_at(R: int, groups: pd.DataFrame, alpha: float) -> Finding:
     return Finding(R, len(groups), measured, null, verdict, rank, "about 2")
 
 
+def other_definitions(groups: dict[int, pd.DataFrame], alpha: float) -> list[str]:
+    """One sentence per definition: what C8's rule would say, had the paper meant it, and the values by R.
+
+    The numerical rank, which the Grams' own precision makes, has no floor: a coarse K can only lower it, so that it
+    does not hold where too many groups are known too coarsely (C7's rule).
+    """
+    measured = {R: g for R, g in groups.items() if len(g)}
+    return [_sentence(name, measured, alpha) for name in DEFINITIONS] if measured else []
+
+
+def _sentence(name: str, groups: dict[int, pd.DataFrame], alpha: float) -> str:
+    verdicts, said = [], []
+    for R, g in groups.items():
+        has_floor = f"{name}_floor_low" in g
+        found = rank_with_floor(g, alpha, name) if has_floor else pooled(g, name, alpha)
+        coarse = not has_floor and float((g["resolution"] > rules.RESOLUTION).mean()) > rules.TOLERATED_SHARE
+        low, high = ABOUT_TWO - MARGIN, ABOUT_TWO + MARGIN
+        judged = rules.judge(found, low, high, len(g))
+        too_low = coarse and (judged == rules.HOLDS or found.high < low)
+        verdicts.append(rules.UNDECIDED if too_low else judged)
+        null = g[f"null_orthogonal_{name}"].astype(float).mean()
+        words = f"R = {R}: {with_interval(found.mean, found.low, found.high)}, orthogonal scores {null:.2f}"
+        said.append(words + (", the Grams too coarse" if too_low else ""))
+    verdict = rules.all_of(verdicts)
+    if verdict == rules.HOLDS and max(groups) < 4:
+        verdict = rules.UNDECIDED
+    return f"By {DEFINITIONS[name]}, by the same rule: {verdict} ({'; '.join(said)})."
+
+
 def c10(arm: str, groups: dict[int, pd.DataFrame], alpha: float, scope: tuple[str, ...]) -> Claim:
     """Each row of Table 1, and what its printed ranges allow."""
     findings = tuple(_c10_at(R, g, alpha) for R, g in groups.items() if R in TABLE1)
@@ -230,49 +270,6 @@ def _top1_null(R: int, groups: pd.DataFrame) -> str:
         return "orthogonal scores: not in closed form for these rewards"
     top1 = np.maximum(k, R - k) ** 2 / (k * (R - k) * R)
     return f"orthogonal scores: top-1 {top1.mean():.2f} with effective rank {groups['null_effective_rank'].mean():.2f}"
-
-
-DEFINITIONS = {
-    "participation_ratio": "participation ratio",
-    "stable_rank": "stable rank",
-    "entropy_rank": "entropy rank",
-    "numerical_rank": "numerical rank",
-}
-
-
-def other_definitions(groups: dict[int, pd.DataFrame], alpha: float) -> list[str]:
-    """One sentence per definition: what C8's rule would say, had the paper meant it, and the values by R.
-
-    The numerical rank, which the Grams' own precision makes, has no floor: a coarse K can only lower it, so that it
-    does not hold where too many groups are known too coarsely (C7's rule).
-    """
-    measured = {R: g for R, g in groups.items() if len(g)}
-    return [_sentence(name, measured, alpha) for name in DEFINITIONS] if measured else []
-
-
-def _sentence(name: str, groups: dict[int, pd.DataFrame], alpha: float) -> str:
-    verdicts, said = [], []
-    for R, g in groups.items():
-        has_floor = f"{name}_floor_low" in g
-        found = rank_with_floor(g, alpha, name) if has_floor else pooled(g, name, alpha)
-        coarse = not has_floor and float((g["resolution"] > rules.RESOLUTION).mean()) > rules.TOLERATED_SHARE
-        low, high = ABOUT_TWO - MARGIN, ABOUT_TWO + MARGIN
-        judged = rules.judge(found, low, high, len(g))
-        too_low = coarse and (judged == rules.HOLDS or found.high < low)
-        verdicts.append(rules.UNDECIDED if too_low else judged)
-        null = g[f"null_orthogonal_{name}"].astype(float).mean()
-        words = f"R = {R}: {with_interval(found.mean, found.low, found.high)}, orthogonal scores {null:.2f}"
-        said.append(words + (", the Grams too coarse" if too_low else ""))
-    verdict = rules.all_of(verdicts)
-    if verdict == rules.HOLDS and max(groups) < 4:
-        verdict = rules.UNDECIDED
-    return f"By {DEFINITIONS[name]}, by the same rule: {verdict} ({'; '.join(said)})."
-
-
-CONTROLS_SAY = (
-    "Neither the signs of the row weights, nor leave-one-out, nor division by the standard deviation changes the "
-    "effective rank of a group; centred rows have a rank of at most R - 1."
-)
 
 
 def controls(arm: str, groups: dict[int, pd.DataFrame]) -> Claim:

@@ -42,6 +42,9 @@ RECORDED = (
     "clipping and of the change of the weights. One can rise while another falls. Steps without a "
     "gradient move nothing and take no part in these."
 )
+LEAD = "The paper asks"
+DRAWS = 400
+MIN_PROMPTS = 10  # that a bootstrap over them means something
 
 
 def c6(arm: str, records: dict[int, pd.DataFrame], sweep: Sweep) -> Claim:
@@ -92,11 +95,6 @@ def _words(ends: pd.DataFrame, what: str) -> tuple[Interval, str]:
         f"{what} {ends['first'].mean():.3f} in the first third, {ends['last'].mean():.3f} in the last, change "
         f"{with_interval(change.mean, change.low, change.high, 3)}"
     )
-
-
-LEAD = "The paper asks"
-DRAWS = 400
-MIN_PROMPTS = 10  # that a bootstrap over them means something
 
 
 @dataclass(frozen=True)

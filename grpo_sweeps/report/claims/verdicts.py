@@ -31,6 +31,37 @@ from grpo_sweeps.report.tables.pooled import (
 )
 
 PAPER_MODEL = MODEL.partition("-")[0].lower()  # in the name of every size of it
+CLAIM_COLUMNS = [
+    "claim", "arm", "R", "groups", "paper", "measured", "decisive", "decisive_low", "decisive_high", "null", "verdict",
+    "remarks",
+]  # fmt: skip
+THEORY = "The theory report (python -m grpo_sweeps.theory) has it on policies where everything is exact."
+NEEDS = {
+    "C1": (
+        "a record keeps one advantage and one weight a rollout. Needed: the spread of advantages and of token weights "
+        "within rollouts, which clipping, process rewards, a KL term in the reward or a critic can make. "
+        "What the tokens of one run deserved: python -m grpo_sweeps.credit."
+    ),
+    "C11": (
+        "needed for the second half are runs of estimator=rloo, which is the group mean rescaled by R/(R-1), with "
+        "budget=prompts and with budget=rollouts (+sweeps=group_size), evaluated, with two seeds or more; for the "
+        "first half gradient directions that can be compared between groups: a record keeps inner products within one "
+        "group."
+    ),
+    "C12": (
+        "it is arithmetic, 2 exp(-2 R eps^2), which no run bears on."
+    ),
+    "C13": (
+        "the runs have one turn. Needed: an environment of several turns with known values of its states."
+    ),
+    "C14": (
+        "needed is the exact gradient, or many groups of one prompt at the same weights with their scores in one Gram."
+    ),
+    "C15": (
+        "the best constant of a prompt, E[||psi||^2 r] / E[||psi||^2], needs scores of all its rollouts; all-equal "
+        "groups have no Gram, and most prompts come once. Needed: every group of repeated prompts measured."
+    ),
+}  # fmt: skip
 
 
 def judge_claims(sweep: Sweep) -> list[Claim]:
@@ -75,10 +106,12 @@ def _scope(sweep: Sweep, arm: str) -> tuple[str, ...]:
     )
 
 
-CLAIM_COLUMNS = [
-    "claim", "arm", "R", "groups", "paper", "measured", "decisive", "decisive_low", "decisive_high", "null", "verdict",
-    "remarks",
-]  # fmt: skip
+def undecided() -> list[Claim]:
+    """One claim each for the whole report: it says nothing about one arm or R."""
+    return [
+        Claim(name, EVERY_ARM, STATEMENTS[name].brief, UNDECIDED, (), (f"It {UNDECIDED}: {needs}", THEORY))
+        for name, needs in NEEDS.items()
+    ]
 
 
 def claims_frame(claims: list[Claim]) -> pd.DataFrame:
@@ -108,40 +141,3 @@ def claims_markdown(claims: list[Claim]) -> str:
             text.append(markdown(["R", "groups", "the paper", "measured", "null", "verdict"], rows))
         text.append("\n".join(f"- {remark}" for remark in claim.remarks) + "\n")
     return "\n".join([*text, rules.IN_WORDS, ""])
-
-
-THEORY = "The theory report (python -m grpo_sweeps.theory) has it on policies where everything is exact."
-NEEDS = {
-    "C1": (
-        "a record keeps one advantage and one weight a rollout. Needed: the spread of advantages and of token weights "
-        "within rollouts, which clipping, process rewards, a KL term in the reward or a critic can make. "
-        "What the tokens of one run deserved: python -m grpo_sweeps.credit."
-    ),
-    "C11": (
-        "needed for the second half are runs of estimator=rloo, which is the group mean rescaled by R/(R-1), with "
-        "budget=prompts and with budget=rollouts (+sweeps=group_size), evaluated, with two seeds or more; for the "
-        "first half gradient directions that can be compared between groups: a record keeps inner products within one "
-        "group."
-    ),
-    "C12": (
-        "it is arithmetic, 2 exp(-2 R eps^2), which no run bears on."
-    ),
-    "C13": (
-        "the runs have one turn. Needed: an environment of several turns with known values of its states."
-    ),
-    "C14": (
-        "needed is the exact gradient, or many groups of one prompt at the same weights with their scores in one Gram."
-    ),
-    "C15": (
-        "the best constant of a prompt, E[||psi||^2 r] / E[||psi||^2], needs scores of all its rollouts; all-equal "
-        "groups have no Gram, and most prompts come once. Needed: every group of repeated prompts measured."
-    ),
-}  # fmt: skip
-
-
-def undecided() -> list[Claim]:
-    """One claim each for the whole report: it says nothing about one arm or R."""
-    return [
-        Claim(name, EVERY_ARM, STATEMENTS[name].brief, UNDECIDED, (), (f"It {UNDECIDED}: {needs}", THEORY))
-        for name, needs in NEEDS.items()
-    ]

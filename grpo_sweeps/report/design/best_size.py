@@ -44,6 +44,20 @@ MIN_STEPS = 10  # that a bootstrap over them means something
 DRAWS = 2000
 MEANS = ("signal", "spread", "V1", "signal_of_mean", "squares")
 QUANTITIES = ("signal", "spread", "V1", "V2", "signal_of_mean", "V_between", "best_R", "snr", "error_here")
+NAME = "best_size"
+WORDS = (
+    "At a fixed number N of rollouts, N times the mean squared error of the leave-one-out gradient is R V_between + "
+    f"E V1 + E V2/(R - 1) (arXiv {BEST_SIZE_ARXIV}), which is least at R* = 1 + sqrt(E V2/V_between). The constants "
+    "are unbiased estimates from each group's rewards and Gram, groups of equal rewards counted as the zeros they are, "
+    "and from the norm of each step's whole gradient before clipping.",
+    "The policy moves while it is measured: every value is an average along the training of its row. Intervals: 95%, "
+    "steps drawn with replacement; they do not cover differences between training runs. A smaller error of the "
+    "gradient is not yet faster learning.",
+)
+LEFT_OUT = (
+    "Nothing is left out for want of a Gram: a group of equal rewards is 0 in all three estimates whatever its scores. "
+    "R* is never below 1 + sqrt 2, because E V2 >= 2 V_between for every policy; noise below it is moved there."
+)
 
 
 @dataclass(frozen=True)
@@ -222,22 +236,6 @@ def best_size_table(sizes: list[BestSize]) -> pd.DataFrame:
         row |= {"near_low": near[0], "near_high": near[1], "verdict": one.verdict, "reason": one.reason}
         rows.append(row)
     return pd.DataFrame(rows)
-
-
-NAME = "best_size"
-WORDS = (
-    "At a fixed number N of rollouts, N times the mean squared error of the leave-one-out gradient is R V_between + "
-    f"E V1 + E V2/(R - 1) (arXiv {BEST_SIZE_ARXIV}), which is least at R* = 1 + sqrt(E V2/V_between). The constants "
-    "are unbiased estimates from each group's rewards and Gram, groups of equal rewards counted as the zeros they are, "
-    "and from the norm of each step's whole gradient before clipping.",
-    "The policy moves while it is measured: every value is an average along the training of its row. Intervals: 95%, "
-    "steps drawn with replacement; they do not cover differences between training runs. A smaller error of the "
-    "gradient is not yet faster learning.",
-)
-LEFT_OUT = (
-    "Nothing is left out for want of a Gram: a group of equal rewards is 0 in all three estimates whatever its scores. "
-    "R* is never below 1 + sqrt 2, because E V2 >= 2 V_between for every policy; noise below it is moved there."
-)
 
 
 def best_size_section(sizes: list[BestSize]) -> Section:

@@ -39,6 +39,15 @@ COLUMNS = [
     *(f"{name}{end}" for name in ("mixed", *QUANTITIES, "error_prompt") for end in ("", "_low", "_high")), "cosine",
     "error", "error_low", "error_high",
 ]  # fmt: skip
+NAME = "pool"
+WORDS = (
+    "Runs of a fixed policy: each group is a pool, and any R' of its rollouts are a group of that size. Shares, "
+    "spectra and errors at R' are means over a pool's sub-groups, then over pools, those of equal rewards as zeros.",
+    "“Error” is N times the mean squared error of a step of N rollouts in groups of R', against the gradient of the "
+    "average objective; its least size is found here without the formula, among the sizes of the table. “Own prompt” "
+    "is the mean squared error of one group's gradient against its own prompt's, “cosine” that with it, which no scale "
+    "changes.",
+)
 
 
 @dataclass(frozen=True)
@@ -76,6 +85,18 @@ def _fixed(config: Mapping[str, Any]) -> bool:
     trainer = config.get("trainer")
     rate = trainer.get("lr") if isinstance(trainer, dict) else None
     return isinstance(rate, int | float) and rate == 0 and plain_step(config)
+
+
+def pools_of(sweep: Sweep, groups: pd.DataFrame) -> Pools:
+    """The pools of rows of `sweep.groups`, all of one R, each with its Gram of the scores or all rewards equal."""
+    records = [sweep.record(int(i)) for i in groups.index]
+    R = records[0].R
+    return Pools(
+        np.array([r.rewards for r in records]),
+        np.array([np.zeros((R, R)) if r.gram is None else r.gram for r in records]),
+        np.array([np.arange(R) if r.gram is None else same_rows(r) for r in records]),
+        tuple((int(s), r.step, r.group) for s, r in zip(groups["seed"], records, strict=True)),
+    )
 
 
 def usable_pools(groups: pd.DataFrame) -> pd.DataFrame:
@@ -198,17 +219,6 @@ def pool_table(studies: list[PoolStudy]) -> pd.DataFrame:
     return pd.concat([study.table for study in studies], ignore_index=True)
 
 
-NAME = "pool"
-WORDS = (
-    "Runs of a fixed policy: each group is a pool, and any R' of its rollouts are a group of that size. Shares, "
-    "spectra and errors at R' are means over a pool's sub-groups, then over pools, those of equal rewards as zeros.",
-    "“Error” is N times the mean squared error of a step of N rollouts in groups of R', against the gradient of the "
-    "average objective; its least size is found here without the formula, among the sizes of the table. “Own prompt” "
-    "is the mean squared error of one group's gradient against its own prompt's, “cosine” that with it, which no scale "
-    "changes.",
-)
-
-
 def pool_section(studies: list[PoolStudy]) -> Section:
     """The table of the page: leave-one-out, and std scaling's cosine beside it; all else is in pool.csv."""
     arms = len({study.arm for study in studies}) > 1
@@ -264,15 +274,3 @@ def found_words(study: PoolStudy, arms: bool) -> str:
     beyond = " (the whole pool: the best size may be larger)" if study.at_the_end else ""
     formula = shown(study.predicted, "best_R")
     return f"{where}: least error found at R' = {study.found:g}{beyond}{ends}; by the formula R* = {formula}."
-
-
-def pools_of(sweep: Sweep, groups: pd.DataFrame) -> Pools:
-    """The pools of rows of `sweep.groups`, all of one R, each with its Gram of the scores or all rewards equal."""
-    records = [sweep.record(int(i)) for i in groups.index]
-    R = records[0].R
-    return Pools(
-        np.array([r.rewards for r in records]),
-        np.array([np.zeros((R, R)) if r.gram is None else r.gram for r in records]),
-        np.array([np.arange(R) if r.gram is None else same_rows(r) for r in records]),
-        tuple((int(s), r.step, r.group) for s, r in zip(groups["seed"], records, strict=True)),
-    )

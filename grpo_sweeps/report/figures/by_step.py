@@ -34,6 +34,19 @@ NAME, NOISE = "curves", "noise"
 MOST_ARMS = 3  # that are drawn: six panels each, half a second per panel
 MARKS = 12  # markers along a curve, at most
 SHARE, POSITIVE = (0.0, 1.0), (0.0, np.inf)
+CAPTION = (
+    "Cut completions reached the limit of tokens. Silent groups have equal rewards, so that under a group baseline "
+    "they teach nothing: all right with a reward of 1 or more (filled), all wrong with 0 or less (open, dotted, no "
+    "band). Entropy: mean of −log π over the sampled tokens. Gradient norm: of the step's gradient, before clipping. "
+)
+NOISE_CAPTION = (
+    "With m the estimate of the squared mean gradient of one group, from products of different groups of a step alone, "
+    "and v that of its variance, each averaged over the last 20 steps: signal to noise is m G/v for G groups per step; "
+    "noise scale v/m, the groups per step at which noise and signal are of one size (arXiv 1812.06162). Logarithmic. "
+    "Left out where m is not above 0, so that where noise rules what is drawn is too favourable. "
+)
+BANDS = " Bands: 95% intervals clustered by seed (none with one seed), cut where they would flatten the curves."
+STEP_WINDOWS = 20
 
 
 @dataclass(frozen=True)
@@ -62,18 +75,6 @@ SIGNAL = {
     "snr": Drawn("signal to noise", "m G / v", POSITIVE, log=True),
     "noise_scale": Drawn("noise scale", "groups", POSITIVE, log=True),
 }
-CAPTION = (
-    "Cut completions reached the limit of tokens. Silent groups have equal rewards, so that under a group baseline "
-    "they teach nothing: all right with a reward of 1 or more (filled), all wrong with 0 or less (open, dotted, no "
-    "band). Entropy: mean of −log π over the sampled tokens. Gradient norm: of the step's gradient, before clipping. "
-)
-NOISE_CAPTION = (
-    "With m the estimate of the squared mean gradient of one group, from products of different groups of a step alone, "
-    "and v that of its variance, each averaged over the last 20 steps: signal to noise is m G/v for G groups per step; "
-    "noise scale v/m, the groups per step at which noise and signal are of one size (arXiv 1812.06162). Logarithmic. "
-    "Left out where m is not above 0, so that where noise rules what is drawn is too favourable. "
-)
-BANDS = " Bands: 95% intervals clustered by seed (none with one seed), cut where they would flatten the curves."
 
 
 def curves_figures(sweep: Sweep, table: pd.DataFrame) -> list[Plot]:
@@ -179,9 +180,6 @@ def _limits(ax: Axes, curves: Sequence[pd.DataFrame], columns: Sequence[str], dr
         ax.yaxis.set_major_locator(LogLocator(numticks=6, subs=(1.0, 2.0, 5.0) if high - low < 2 else (1.0,)))
         ax.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
         ax.yaxis.set_minor_formatter(NullFormatter())
-
-
-STEP_WINDOWS = 20
 
 
 def spectral_plot(sweep: Sweep, name: str, title: str, column: str, label: str) -> Plot:

@@ -42,6 +42,22 @@ NOT_DRAWN = (
     "Figure 5, effective rank and share of gradient energy by depth and kind of parameter, is not drawn: no run kept a "
     "Gram for each parameter. Runs with analysis.by=parameter do (analysis.by=layer: by depth only)."
 )
+UPDATES = "updates"
+BY_STEP = {
+    "changed_share": ("share of weights changed", "changed_share_float32", "in float32"),
+    "gradient_hoyer": ("Hoyer sparsity", "update_hoyer", "of the update"),
+}
+BY_PART = {"effective_rank": "effective rank of the change", "energy_share": "share of squared change"}
+UPDATES_CAPTION = (
+    "Above: the share of weights that a step changes, in the training precision (filled) and in the optimiser's "
+    "float32 weights (open, dotted), and the Hoyer sparsity of the step's gradient before clipping (filled) and of the "
+    "change of the weights (open, dotted): 0 where all entries are of one size, 1 where one alone is not 0. Middle: "
+    "effective rank of one step's change of a matrix, mean over the matrices of a layer or kind. Below: their share of "
+    "the sum of squared changes, logarithmic, a share of 0 left out. Means over runs, by part over measured steps too, "
+    "of the steps that had a gradient, with 95% intervals clustered by seed (none with one seed). Seen: where one step "
+    "of the optimiser goes. Not seen: whether steps add up or cancel; and AdamW gives every weight a change of about "
+    "the learning rate in its first steps, whatever the size of its gradient."
+)
 
 
 @dataclass(frozen=True)
@@ -170,24 +186,6 @@ def _alt(label: str, level: str, arm: str, column: str, of_R: dict[int, pd.DataF
             top, bottom = values.idxmax(), values.idxmin()
             said.append(f"R = {R}: most {values.max():.3g} ({top}), least {values.min():.3g} ({bottom})")
     return f"Chart of {label} {TITLES[level]}{whose(arm)}. {'; '.join(said)}."
-
-
-UPDATES = "updates"
-BY_STEP = {
-    "changed_share": ("share of weights changed", "changed_share_float32", "in float32"),
-    "gradient_hoyer": ("Hoyer sparsity", "update_hoyer", "of the update"),
-}
-BY_PART = {"effective_rank": "effective rank of the change", "energy_share": "share of squared change"}
-UPDATES_CAPTION = (
-    "Above: the share of weights that a step changes, in the training precision (filled) and in the optimiser's "
-    "float32 weights (open, dotted), and the Hoyer sparsity of the step's gradient before clipping (filled) and of the "
-    "change of the weights (open, dotted): 0 where all entries are of one size, 1 where one alone is not 0. Middle: "
-    "effective rank of one step's change of a matrix, mean over the matrices of a layer or kind. Below: their share of "
-    "the sum of squared changes, logarithmic, a share of 0 left out. Means over runs, by part over measured steps too, "
-    "of the steps that had a gradient, with 95% intervals clustered by seed (none with one seed). Seen: where one step "
-    "of the optimiser goes. Not seen: whether steps add up or cancel; and AdamW gives every weight a change of about "
-    "the learning rate in its first steps, whatever the size of its gradient."
-)
 
 
 def update_figure(sweep: Sweep, steps: pd.DataFrame, parts: pd.DataFrame) -> list[Plot]:

@@ -26,6 +26,8 @@ PAIRS = (
     "gradient_norm", "pair_norm", "pair_all", "pair_square", "pair_right", "pair_wrong", "pair_between", "pair_null",
     "pair_error",
 )  # fmt: skip
+UNBIASED = ("u_signal", "u_spread", "u_oracle_variance")
+LEAST_R = 4  # products of four distinct rollouts
 
 
 def pair_columns(groups: Groups) -> dict[str, Array]:
@@ -76,10 +78,6 @@ def _by_class(off_NRR: Array, groups: Groups) -> dict[str, Array]:
         "pair_between": mean(between_N, 2 * k_N * (R - k_N)),
         "pair_null": np.where(mixed_N, (right_N + wrong_N + half_N * between_N) / (R * (R - 1)), np.nan),
     }
-
-
-UNBIASED = ("u_signal", "u_spread", "u_oracle_variance")
-LEAST_R = 4  # products of four distinct rollouts
 
 
 def unbiased_columns(groups: Groups) -> dict[str, Array]:

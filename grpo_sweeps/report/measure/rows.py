@@ -28,6 +28,14 @@ ADVANTAGES = (
     "advantage_sum", "weight_sum", "advantage_max", "advantage_square", "advantage_product", "reward_variance",
     "lone_right", *(f"advantage_above_{eps}" for eps in TAILS),
 )  # fmt: skip
+KEYS = ["step", "prompt_id", "group"]  # name a group within its run
+PLAIN = (
+    "step", "group", "prompt_id", "R", "mixed", "measured", "rows", "binary", "k", "correct", "reward_mean",
+    "mean_length", "floor", "older", "precision",
+)  # fmt: skip
+MEASURED = (*SPECTRAL, *PAIRS, *PERMUTED, *UNBIASED)  # NaN where there is no Gram
+COLUMNS = (*PLAIN, *ADVANTAGES, *MEASURED)
+AT_ONCE = 2**18  # numbers of the Gaussian null drawn at once: more than a processor's cache holds is slower
 
 
 def advantage_columns(rewards_NR: Array, advantages_NR: Array, weights_NR: Array, k_N: Array) -> dict[str, NDArray]:
@@ -59,16 +67,6 @@ def advantage_columns(rewards_NR: Array, advantages_NR: Array, weights_NR: Array
 def _relative_sum(values_NR: Array) -> Array:
     largest_N = np.abs(values_NR).max(axis=1)
     return np.divide(np.abs(values_NR.sum(axis=1)), largest_N, out=np.full(len(largest_N), np.nan), where=largest_N > 0)
-
-
-KEYS = ["step", "prompt_id", "group"]  # name a group within its run
-PLAIN = (
-    "step", "group", "prompt_id", "R", "mixed", "measured", "rows", "binary", "k", "correct", "reward_mean",
-    "mean_length", "floor", "older", "precision",
-)  # fmt: skip
-MEASURED = (*SPECTRAL, *PAIRS, *PERMUTED, *UNBIASED)  # NaN where there is no Gram
-COLUMNS = (*PLAIN, *ADVANTAGES, *MEASURED)
-AT_ONCE = 2**18  # numbers of the Gaussian null drawn at once: more than a processor's cache holds is slower
 
 
 def table_rows(table: pa.Table, seed: int, dtype: str | None) -> pd.DataFrame:

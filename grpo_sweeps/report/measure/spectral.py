@@ -31,32 +31,6 @@ from grpo_sweeps.spectra.floor import energy_intervals, interval_of
 
 NULL_SEED = 2606_29238  # of the Gaussian null, beside the run's own
 _WORD = 2**64 - 1
-
-
-class RowNormals:
-    """Standard normal matrices for groups of R rollouts of a run with this seed.
-
-    The numbers belong to one row: they are the same for a run's seed, R, step and group whatever rows stand beside it.
-    One counter-based generator (Philox) serves all rows; each row begins at a counter of its own, 2^64 numbers from any
-    other row's. To make a generator for each row would take longer than to draw from it.
-    """
-
-    def __init__(self, seed: int, R: int) -> None:
-        self._bits = np.random.Philox(key=np.array([NULL_SEED, seed & _WORD], dtype=np.uint64))
-        self._generator = np.random.Generator(self._bits)
-        self._start = self._bits.state
-        self.R = R
-
-    def draw(self, step_N: NDArray[np.int64], group_N: NDArray[np.int64], draws: int) -> Array:
-        """(N, draws, R, R), row i those of step_N[i] and group_N[i]."""
-        out = np.empty((len(step_N), draws, self.R, self.R))
-        for row, step, group in zip(out, step_N.tolist(), group_N.tolist(), strict=True):
-            self._start["state"]["counter"][:] = (0, self.R, group & _WORD, step & _WORD)
-            self._bits.state = self._start
-            self._generator.standard_normal(out=row)
-        return out
-
-
 QUANTITIES = {
     "effective_rank": spectra.effective_rank,
     "top1_fraction": spectra.top1_fraction,
@@ -123,6 +97,30 @@ class Groups:
     def averaged_NRR(self) -> Array:
         """K averaged over equal rows: what every spectrum is taken of."""
         return averaged(self.gram_NRR, self.rows_NR)
+
+
+class RowNormals:
+    """Standard normal matrices for groups of R rollouts of a run with this seed.
+
+    The numbers belong to one row: they are the same for a run's seed, R, step and group whatever rows stand beside it.
+    One counter-based generator (Philox) serves all rows; each row begins at a counter of its own, 2^64 numbers from any
+    other row's. To make a generator for each row would take longer than to draw from it.
+    """
+
+    def __init__(self, seed: int, R: int) -> None:
+        self._bits = np.random.Philox(key=np.array([NULL_SEED, seed & _WORD], dtype=np.uint64))
+        self._generator = np.random.Generator(self._bits)
+        self._start = self._bits.state
+        self.R = R
+
+    def draw(self, step_N: NDArray[np.int64], group_N: NDArray[np.int64], draws: int) -> Array:
+        """(N, draws, R, R), row i those of step_N[i] and group_N[i]."""
+        out = np.empty((len(step_N), draws, self.R, self.R))
+        for row, step, group in zip(out, step_N.tolist(), group_N.tolist(), strict=True):
+            self._start["state"]["counter"][:] = (0, self.R, group & _WORD, step & _WORD)
+            self._bits.state = self._start
+            self._generator.standard_normal(out=row)
+        return out
 
 
 def spectral(groups: Groups, seed: int) -> dict[str, Array]:

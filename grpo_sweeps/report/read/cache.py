@@ -38,6 +38,7 @@ FOLDER = ".cache"
 SUFFIX = ".rows.parquet"
 KEY = b"grpo_sweeps"
 MADE_BY = (ranks, equal, floor, ustatistics, spectral, pairs, permutation, rows)
+ATTEMPTS = 20
 
 
 @dataclass(frozen=True)
@@ -139,9 +140,6 @@ class RowCache:
             "segment": segment.name, "size": stat.st_size, "changed_ns": stat.st_mtime_ns, "seed": self._seed,
             "dtype": self._dtype, "code": code_digest(),
         }  # fmt: skip
-
-
-ATTEMPTS = 20
 
 
 class GroupRows(Journal):

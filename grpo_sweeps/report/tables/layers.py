@@ -26,6 +26,17 @@ COLUMNS = [
     "R", "arm", "level", "layer", "kind", "name", "effective_rank", "ci_low", "ci_high", "energy_share",
     "energy_share_low", "energy_share_high", "norm_share", "groups", "groups_with_rank", "seeds",
 ]  # fmt: skip
+STEP_METRICS = {
+    "changed_share": "update/changed_share",
+    "changed_share_float32": "update/changed_share_float32",
+    "gradient_hoyer": "gradient/hoyer",
+    "update_hoyer": "update/hoyer",
+    "relative_norm": "update/relative_norm",
+}
+PART_VALUES = (
+    "energy_share", "effective_rank", "stable_rank", "rank_share", "hoyer", "changed_share", "changed_share_float32",
+)  # fmt: skip
+SHOWN_STEPS = 5  # rows per arm and R in the page's table
 
 
 def layer_table(sweep: Sweep) -> pd.DataFrame:
@@ -89,19 +100,6 @@ def layer_remarks(sweep: Sweep) -> list[str]:
             f"Figure 5 shows {', '.join(layers)} by depth only: analysis.by=layer keeps no kinds of parameter."
         )
     return found
-
-
-STEP_METRICS = {
-    "changed_share": "update/changed_share",
-    "changed_share_float32": "update/changed_share_float32",
-    "gradient_hoyer": "gradient/hoyer",
-    "update_hoyer": "update/hoyer",
-    "relative_norm": "update/relative_norm",
-}
-PART_VALUES = (
-    "energy_share", "effective_rank", "stable_rank", "rank_share", "hoyer", "changed_share", "changed_share_float32",
-)  # fmt: skip
-SHOWN_STEPS = 5  # rows per arm and R in the page's table
 
 
 def update_steps(sweep: Sweep) -> pd.DataFrame:

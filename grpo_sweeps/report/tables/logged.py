@@ -31,6 +31,18 @@ METRICS = {
 SILENT = ("all_right", "all_wrong")
 VALUES = (*METRICS, *SILENT)
 WINDOWS = 50  # at most, of equal width
+COMPARED = ("effective_rank", "participation_ratio", "top1_fraction")
+ENDS = ("", "_low", "_high", "_largest")
+FLOAT32_COLUMNS = [
+    "run",
+    "arm",
+    "R",
+    "seed",
+    "dtype",
+    "groups",
+    "entry",
+    *(f"{q}{end}" for q in COMPARED for end in ENDS),
+]
 
 
 def curve_table(sweep: Sweep) -> pd.DataFrame:
@@ -71,20 +83,6 @@ def training_steps(sweep: Sweep, arm: str, R: int) -> pd.DataFrame:
     steps = logged.merge(shares.groupby(keys).mean().reset_index(), on=keys, how="outer").sort_values(keys)
     values = steps[list(VALUES)].astype(float)
     return steps[keys].assign(**values.where(np.isfinite(values)))
-
-
-COMPARED = ("effective_rank", "participation_ratio", "top1_fraction")
-ENDS = ("", "_low", "_high", "_largest")
-FLOAT32_COLUMNS = [
-    "run",
-    "arm",
-    "R",
-    "seed",
-    "dtype",
-    "groups",
-    "entry",
-    *(f"{q}{end}" for q in COMPARED for end in ENDS),
-]
 
 
 def float32_table(sweep: Sweep) -> pd.DataFrame:

@@ -32,6 +32,11 @@ def usable_groups(sweep: Sweep, arm: str, R: int) -> pd.DataFrame:
     return g[(g["arm"] == arm) & (g["R"] == R) & g["mixed"].astype(bool) & g["effective_rank"].notna()]
 
 
+def records_of(sweep: Sweep, arm: str, R: int) -> pd.DataFrame:
+    """Every group of an arm and R, measured or not."""
+    return sweep.groups[(sweep.groups["arm"] == arm) & (sweep.groups["R"] == R)]
+
+
 def clusters(groups: pd.DataFrame) -> Clusters:
     """Prompt and seed of each group, numbered once for the intervals of several columns."""
     return Clusters(pd.factorize(groups["prompt_id"], sort=True)[0], groups["seed"])
@@ -73,6 +78,31 @@ def table1(sweep: Sweep) -> pd.DataFrame:
         row["paper_top1_fraction"] = f"{paper.top1_low:g}-{paper.top1_high:g}" if paper else ""
         rows.append(row)
     return pd.DataFrame(rows)
+
+
+def headline(table: pd.DataFrame) -> tuple[list[str], list[list[str]]]:
+    """Table 1 as people read it: header and text cells, one row per arm and R; several arms are named."""
+    arms = table["arm"].nunique() > 1
+    header = [
+        "R", "effective rank", "paper", "top-1 fraction", "paper", "participation ratio", "stable rank", "null",
+        "final accuracy", "gain", "mixed groups", "runs",
+    ]  # fmt: skip
+    rows = []
+    for row in table.to_dict("records"):
+        cells = [
+            number(row["R"]), _in_words(row, "effective_rank"), row["paper_effective_rank"] or "–",
+            _in_words(row, "top1_fraction"), row["paper_top1_fraction"] or "–", _in_words(row, "participation_ratio"),
+            _in_words(row, "stable_rank"), number(row["null_effective_rank"]), _in_words(row, "accuracy", 3),
+            _in_words(row, "accuracy_gain", 3), f"{row['measured_mixed_groups']} of {row['groups']}",
+            f"{row['runs_finished']} of {row['runs']}",
+        ]  # fmt: skip
+        rows.append([str(row["arm"]), *cells] if arms else cells)
+    return (["arm", *header] if arms else header), rows
+
+
+def _in_words(row: Mapping[Any, Any], name: str, digits: int = 2) -> str:
+    mean, low, high = (float(str(row[key])) for key in (name, f"{name}_low", f"{name}_high"))
+    return with_interval(mean, low, high, digits)
 
 
 def pooled_difference(groups: pd.DataFrame, alpha: float = 0.05, by: Clusters | None = None) -> Interval:
@@ -244,33 +274,3 @@ def _rollouts(sweep: Sweep, run: str, step: int, R: int, prompts: object) -> flo
     if prompts is None:
         return float("nan")
     return step * R * float(str(prompts)) + drawn_besides(m[(m["run"] == run) & (m["step"] < step)])
-
-
-def headline(table: pd.DataFrame) -> tuple[list[str], list[list[str]]]:
-    """Table 1 as people read it: header and text cells, one row per arm and R; several arms are named."""
-    arms = table["arm"].nunique() > 1
-    header = [
-        "R", "effective rank", "paper", "top-1 fraction", "paper", "participation ratio", "stable rank", "null",
-        "final accuracy", "gain", "mixed groups", "runs",
-    ]  # fmt: skip
-    rows = []
-    for row in table.to_dict("records"):
-        cells = [
-            number(row["R"]), _in_words(row, "effective_rank"), row["paper_effective_rank"] or "–",
-            _in_words(row, "top1_fraction"), row["paper_top1_fraction"] or "–", _in_words(row, "participation_ratio"),
-            _in_words(row, "stable_rank"), number(row["null_effective_rank"]), _in_words(row, "accuracy", 3),
-            _in_words(row, "accuracy_gain", 3), f"{row['measured_mixed_groups']} of {row['groups']}",
-            f"{row['runs_finished']} of {row['runs']}",
-        ]  # fmt: skip
-        rows.append([str(row["arm"]), *cells] if arms else cells)
-    return (["arm", *header] if arms else header), rows
-
-
-def _in_words(row: Mapping[Any, Any], name: str, digits: int = 2) -> str:
-    mean, low, high = (float(str(row[key])) for key in (name, f"{name}_low", f"{name}_high"))
-    return with_interval(mean, low, high, digits)
-
-
-def records_of(sweep: Sweep, arm: str, R: int) -> pd.DataFrame:
-    """Every group of an arm and R, measured or not."""
-    return sweep.groups[(sweep.groups["arm"] == arm) & (sweep.groups["R"] == R)]
