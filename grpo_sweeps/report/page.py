@@ -49,8 +49,10 @@ def render_page(
     sections: Sequence[Section] = (),
     wrong: Sequence[str] = (),
 ) -> str:
-    """The page as one string. `images` holds each panel's SVG by name, `fig1_1.svg`; `sections` follow the claims,
-    `wrong` comes first of all."""
+    """The page as one string.
+
+    images: each panel's SVG by name, `fig1_1.svg`. sections: they follow the claims. wrong: it comes first of all.
+    """
     training = [p for p in plots if p.name in OF_TRAINING]
     plots = [p for p in plots if p not in training]
     kept = samples(sweep)
@@ -88,6 +90,7 @@ def render_page(
 
 
 def _figure(plot: Plot, images: Mapping[str, bytes], number: int | None) -> dict[str, Any]:
+    """A figure for the page, with its number and the table behind it."""
     return inlined(plot, images) | {"csv": DATA_OF.get(plot.name, ""), "number": number}
 
 
@@ -135,7 +138,7 @@ def _words(quantity: str) -> str:
 
 
 def _by_k(table: pd.DataFrame) -> tuple[list[str], list[list[str]]]:
-    """Of G: every quantity with its interval, and beside the effective rank its nulls."""
+    """The rows of G by k: every quantity with its interval, and the nulls of the effective rank beside it."""
     nulls = {
         "null_closed_form": "null 4k(R−k)/R",
         "null_measured_norms": "null: measured norms",

@@ -13,7 +13,7 @@ import pandas as pd
 
 from grpo_sweeps.estimators.declared import DECLARATIONS
 from grpo_sweeps.exact import Enumeration, SoftmaxPolicy, TokenReward, binary, several_prompts
-from grpo_sweeps.paper import ABOUT_TWO, ARXIV, BEST_SIZE_ARXIV, MARGIN, MODEL
+from grpo_sweeps.paper import ABOUT_TWO, ARXIV, BEST_SIZE_ARXIV, MARGIN, MODEL, TABLE1
 from grpo_sweeps.publish.drawing import Plot, rendered
 from grpo_sweeps.publish.formats import csv, markdown
 from grpo_sweeps.publish.page import files_of, from_template, inlined, write
@@ -25,7 +25,7 @@ from grpo_sweeps.science.figures import Curves
 if TYPE_CHECKING:
     from grpo_sweeps.theory import TheoryOptions
 
-RS = (2, 4, 8)
+RS = tuple(TABLE1)  # the paper's
 BUDGET_RS = (2, 4, 8, 16, 32)
 ROLLOUTS = 64  # per step, where the budget is fixed
 BY_GROUP = ("grpo", "rloo", "grpo_std", "reinforce")  # a group's rewards decide: exact

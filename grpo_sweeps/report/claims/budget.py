@@ -34,7 +34,7 @@ class Pair:
 
 
 def budget_pairs(sweep: Sweep) -> list[Pair]:
-    """Of arms with the same settings but `budget`; only those with two R or more."""
+    """The pairs of arms with the same settings but `budget` that have two R or more in common."""
     found: dict[str, dict[str, str]] = {}
     for arm in sorted({arm for arm, _ in sweep.cells}):
         parts = arm.split(", ")

@@ -55,7 +55,7 @@ class Claim:
 
 
 def nothing(R: int, paper: str = "") -> Finding:
-    """Of an R without a group to judge."""
+    """The finding at an R without a group to judge."""
     return Finding(R, 0, "nothing measured", "", rules.UNDECIDED, UNKNOWN, paper)
 
 

@@ -127,7 +127,7 @@ def tables(groups: pd.DataFrame) -> tuple[np.ndarray, np.ndarray]:
 
 
 def change(counts_2K: np.ndarray, sums_2K: np.ndarray) -> Change | None:
-    """Of all prompts together; None where no k is in both thirds."""
+    """The change over all prompts together; None where no k is in both thirds."""
     both = (counts_2K > 0).all(axis=0)
     if not both.any():
         return None

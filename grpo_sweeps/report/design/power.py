@@ -44,7 +44,7 @@ class Need:
 
     @property
     def half_width(self) -> float:
-        """Of the present 95% interval, differences between seeds aside."""
+        """The half-width of the present 95% interval, differences between seeds aside."""
         return t_quantile(0.975, self.have - 1.0) * self.spread / math.sqrt(self.have)
 
     def needs(self, half_width: float) -> float:

@@ -98,7 +98,7 @@ def pool_values(pools: Pools, size: int) -> dict[str, Array]:
 
 
 def mixed_share(rewards_R: Array, size: int) -> float:
-    """Of the sub-groups of `size` rollouts, those whose rewards are not all equal.
+    """The share of the sub-groups of `size` rollouts whose rewards are not all equal.
 
     >>> round(mixed_share(np.array([1.0, 0.0, 0.0]), 2), 3)
     0.667
@@ -140,7 +140,7 @@ def _listed(pools: Pools, index_P: NDArray[np.intp], size: int) -> dict[str, Arr
 
 
 def moments(values: dict[str, Array], size: int, estimator: str) -> tuple[Array, Array]:
-    """Of one group's g by pool: ||g||^2 and <g, grad J>, each without bias."""
+    """||g||^2 and <g, grad J> of one group's g by pool, each without bias."""
     if estimator == "std":
         return values["std_square"], values["std_product"]
     factor = 1.0 if estimator == "leave-one-out" else (size - 1) / size

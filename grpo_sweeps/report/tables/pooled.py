@@ -57,7 +57,7 @@ def table1(sweep: Sweep) -> pd.DataFrame:
     rows = []
     for arm, R in sweep.cells:
         runs = sweep.runs[(sweep.runs["arm"] == arm) & (sweep.runs["R"] == R)]
-        everything = sweep.groups[(sweep.groups["arm"] == arm) & (sweep.groups["R"] == R)]
+        everything = records_of(sweep, arm, R)
         groups = usable_groups(sweep, arm, R)
         by = clusters(groups)
         row: dict[str, object] = {
