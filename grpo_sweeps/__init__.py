@@ -10,14 +10,14 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from grpo_sweeps.engine.gram import GradientGram, verify_against_autograd
-    from grpo_sweeps.report.query import load_sweep
+    from grpo_sweeps.report.read.query import load_sweep
 
 __version__ = "0.1.0"
 __all__ = ["GradientGram", "__version__", "load_sweep", "verify_against_autograd"]
 
 _HOMES = {
     "GradientGram": "grpo_sweeps.engine.gram",
-    "load_sweep": "grpo_sweeps.report.query",
+    "load_sweep": "grpo_sweeps.report.read.query",
     "verify_against_autograd": "grpo_sweeps.engine.gram",
 }
 

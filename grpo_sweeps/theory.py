@@ -7,10 +7,23 @@ from __future__ import annotations
 import shlex
 import sys
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 from grpo_sweeps import cli
-from grpo_sweeps.science.options import TheoryOptions
 from grpo_sweeps.types import ConfigError
+
+
+@dataclass(frozen=True)
+class TheoryOptions:
+    """The command's keys."""
+
+    policies: int = cli.key(2, "how many policies, with seeds from `seed` on")
+    prompts: int = cli.key(4, "prompts per policy")
+    seed: int = cli.key(0, "of policies and draws")
+    draws: int = cli.key(20_000, "draws per Monte Carlo check")
+    steps: int = cli.key(200, "drawn steps per point of the figures")
+    out: str = cli.key("reports/theory", "where tables, figures and page go", "FOLDER")
+
 
 COMMAND = cli.named("theory", TheoryOptions, __doc__ or "")
 

@@ -10,11 +10,29 @@ from __future__ import annotations
 import shlex
 import sys
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 from grpo_sweeps import cli
-from grpo_sweeps.credit.options import CreditOptions
 from grpo_sweeps.say import say
 from grpo_sweeps.types import ConfigError
+
+
+@dataclass(frozen=True)
+class CreditOptions:
+    """The command's keys."""
+
+    sweep: str = cli.key("", "the sweep of the run", "NAME", required=True)
+    run: str = cli.key("", "the run whose checkpoint is taken", "IDENTITY", unset="the sweep's one run")
+    problems: str = cli.key("train", "the problems to answer", "train|held_out")
+    prompts: int = cli.key(8, "how many of them")
+    rollouts: int = cli.key(2, "completions per problem")
+    continuations: int = cli.key(32, "continuations per prefix")
+    every: int = cli.key(1, "tokens per segment: the values stand at its ends")
+    seed: int = cli.key(0, "of problems, completions and continuations")
+    device: str = cli.key("auto", "where the model runs", "auto|cpu|cuda|cuda:N")
+    runs_dir: str = cli.key("runs", "where the runs are", "FOLDER")
+    out: str = cli.key("", "where the page goes", "FOLDER", unset="reports/SWEEP/credit")
+
 
 COMMAND = cli.named("credit", CreditOptions, __doc__ or "")
 
@@ -29,7 +47,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 def _credit(options: CreditOptions, words: list[str]) -> int:
     from grpo_sweeps.credit.build import build
     from grpo_sweeps.credit.page import quantities
-    from grpo_sweeps.report.formats import with_interval
+    from grpo_sweeps.publish.formats import with_interval
 
     try:
         result = build(options, f"python -m grpo_sweeps.credit {shlex.join(words)}".strip(), say)

@@ -3,18 +3,15 @@
 from __future__ import annotations
 
 import dataclasses
-import json
 import time
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
-from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import yaml
 
 from grpo_sweeps.config import RunConfig
-from grpo_sweeps.credit.options import CreditOptions
 from grpo_sweeps.credit.page import (
     credit_frame,
     profile_frame,
@@ -28,17 +25,19 @@ from grpo_sweeps.credit.page import (
 from grpo_sweeps.credit.sampling import Plan, Sampled, choose, draw
 from grpo_sweeps.credit.shares import LEAST_CONTINUATIONS, Shares, shares
 from grpo_sweeps.engine.policy import resolve_device
-from grpo_sweeps.files import write_bytes
 from grpo_sweeps.loop.keep import FOLDER, Keeper
 from grpo_sweeps.loop.setup import Setup, prepare
 from grpo_sweeps.paths import sweep_folder, sweep_names
-from grpo_sweeps.report.drawing import render
-from grpo_sweeps.report.formats import csv
-from grpo_sweeps.report.manifest import public, versions
+from grpo_sweeps.publish.drawing import rendered
+from grpo_sweeps.publish.formats import csv
+from grpo_sweeps.publish.page import files_of, now, public, versions, with_manifest, write
 from grpo_sweeps.sweep.execute import CONFIG_FILE
 from grpo_sweeps.tracking import provenance
 from grpo_sweeps.tracking.status import RecordError, RunStatus, read_status
 from grpo_sweeps.types import ConfigError, Problem
+
+if TYPE_CHECKING:
+    from grpo_sweeps.credit.__main__ import CreditOptions
 
 PROBLEMS = ("train", "held_out")
 NOTHING = "All rewards of each problem are equal: there is no variance to share."
@@ -82,11 +81,7 @@ def build(options: CreditOptions, command: str, say: Callable[[str], None]) -> R
     say(f"{sampled.drawn} continuations of {sampled.prefixes} prefixes in {seconds:.0f} s")
     out = Path(options.out or Path("reports") / options.sweep / "credit")
     files = _files(options, command, setup, sampled, found, _head(options, setup, run_dir, status, step))
-    record = _manifest(options, command, run_dir, status, step, sampled, seconds, [*files, "manifest.json"])
-    files["manifest.json"] = (json.dumps(record, indent=1, ensure_ascii=False) + "\n").encode("utf-8")
-    out.mkdir(parents=True, exist_ok=True)
-    for name, content in files.items():
-        write_bytes(out / name, content)
+    write(out, with_manifest(files, _manifest(options, command, run_dir, status, step, sampled, seconds)))
     return Result(found, out / "index.html")
 
 
@@ -129,7 +124,7 @@ def _files(
     """All files but the manifest, by name."""
     rows, setting = segments(sampled, setup.policy.tokenizer), _setting(options, sampled)
     plot = profile_plot(found, options.every, setting)
-    images = render(plot)
+    images = rendered([plot])
     head |= {
         "setting": setting,
         "remark": "" if found.variance.mean > 0 else NOTHING,
@@ -143,13 +138,11 @@ def _files(
         "profile.csv": csv(profile_frame(found, options.every)),
         "shares.csv": csv(shares_frame(found, options.every)),
     }
-    files = {name: text.encode("utf-8") for name, text in texts.items()}
-    return files | {name: data for name, data in images.items() if not name.endswith(".svg")}
+    return files_of(texts, images)
 
 
 def _manifest(
-    options: CreditOptions, command: str, run_dir: Path, status: RunStatus, step: int, sampled: Sampled, seconds: float,
-    files: list[str],
+    options: CreditOptions, command: str, run_dir: Path, status: RunStatus, step: int, sampled: Sampled, seconds: float
 ) -> dict[str, Any]:  # fmt: skip
     """The manifest: which run, code, command and random numbers. It names no host and no user."""
     return {
@@ -163,7 +156,7 @@ def _manifest(
         "seeds": "row_seed(seed, 'credit rollout' or 'credit value', problem, ...) of engine/rollouts.py",
         "problems": [problem.id for problem in sampled.problems],
         "prefixes": sampled.prefixes, "continuations": sampled.drawn, "seconds": round(seconds, 1),
-        "made": datetime.now(UTC).isoformat(timespec="seconds"), "files": sorted(files),
+        "made": now(),
     }  # fmt: skip
 
 

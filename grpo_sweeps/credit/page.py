@@ -15,16 +15,15 @@ from typing import Any
 import numpy as np
 import pandas as pd
 import seaborn as sns
-from jinja2 import ChoiceLoader, Environment, PackageLoader, StrictUndefined
 from matplotlib.axes import Axes
 from matplotlib.ticker import MaxNLocator
 
 from grpo_sweeps.credit.sampling import Sampled
 from grpo_sweeps.credit.shares import Profile, Shares
 from grpo_sweeps.maths.intervals import Interval
-from grpo_sweeps.report.drawing import DOTTED, Panel, Plot
-from grpo_sweeps.report.formats import number, with_interval
-from grpo_sweeps.report.page import inlined, visible_text
+from grpo_sweeps.publish.drawing import DOTTED, Panel, Plot
+from grpo_sweeps.publish.formats import number, with_interval
+from grpo_sweeps.publish.page import from_template, inlined, visible_text
 
 OPEN = "�"  # what a decoder shows for the bytes of a character that a later token completes
 
@@ -215,15 +214,10 @@ def render_page(
         numbers: key, words, value.
         prompts: the text of each problem.
     """
-    environment = Environment(
-        loader=ChoiceLoader([PackageLoader("grpo_sweeps.credit", ""), PackageLoader("grpo_sweeps.report", "")]),
-        autoescape=True,
-        undefined=StrictUndefined,
-        trim_blocks=True,
-        lstrip_blocks=True,
-    )
     limit = scale_limit(rows)
-    return environment.get_template("credit.html.j2").render(
+    return from_template(
+        "grpo_sweeps.credit",
+        "credit.html.j2",
         **head,
         numbers=[(words, with_interval(one.mean, one.low, one.high, 3)) for _, words, one in numbers],
         noisy=number(found.total_noisy, 3),

@@ -56,8 +56,8 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def _report(options: Options, words: list[str]) -> int:
     from grpo_sweeps.report.build import build
-    from grpo_sweeps.report.claims import error_lines
-    from grpo_sweeps.report.query import ReportError
+    from grpo_sweeps.report.claims.verdicts import error_lines
+    from grpo_sweeps.report.read.query import ReportError
 
     command = ["python", "-m", "grpo_sweeps.report", *words]
     choices = options.sweep, options.runs_dir, options.out

@@ -2,32 +2,37 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
-from grpo_sweeps.files import write_bytes
-from grpo_sweeps.report import table
-from grpo_sweeps.report.claims import Claim, claims_frame, claims_markdown, judge_claims
-from grpo_sweeps.report.commits import check_commits
-from grpo_sweeps.report.curves import curve_table
-from grpo_sweeps.report.curves_figure import curves_figures
-from grpo_sweeps.report.design import design
-from grpo_sweeps.report.drawing import render
-from grpo_sweeps.report.figures import figures
-from grpo_sweeps.report.float32 import float32_section, float32_table
-from grpo_sweeps.report.formats import csv, headline, latex, markdown
-from grpo_sweeps.report.layers import layer_table
-from grpo_sweeps.report.manifest import manifest
-from grpo_sweeps.report.missing import missing
+import pandas as pd
+
+from grpo_sweeps.paper import ARXIV
+from grpo_sweeps.publish.drawing import Plot, rendered
+from grpo_sweeps.publish.formats import csv, latex, markdown
+from grpo_sweeps.publish.page import Section, files_of, now, public, utc, versions, with_manifest, write
+from grpo_sweeps.report.claims.verdicts import Claim, claims_frame, claims_markdown, judge_claims
+from grpo_sweeps.report.design.best_size import best_size_section, best_size_table, best_sizes
+from grpo_sweeps.report.design.pool import pool_section, pool_studies, pool_table
+from grpo_sweeps.report.design.power import needs, power_section, power_table
+from grpo_sweeps.report.figures.by_k import by_k_figure, rank_by_k_plot
+from grpo_sweeps.report.figures.by_step import accuracy_plot, curves_figures, spectral_plot
+from grpo_sweeps.report.figures.group_size import best_size_figure, pool_figure
+from grpo_sweeps.report.figures.layers import layer_figure, update_figure
+from grpo_sweeps.report.figures.rank_change import longitudinal_figure
 from grpo_sweeps.report.page import render_page
-from grpo_sweeps.report.query import ReportError, Sweep, load_sweep
-from grpo_sweeps.report.updates import update_parts, update_steps
-from grpo_sweeps.report.wrong import wrong
+from grpo_sweeps.report.read.query import ReportError, Sweep, load_sweep
+from grpo_sweeps.report.remarks import check_commits, missing, wrong
+from grpo_sweeps.report.tables import pooled as table
+from grpo_sweeps.report.tables.layers import layer_table, update_parts, update_steps
+from grpo_sweeps.report.tables.logged import curve_table, float32_section, float32_table
+from grpo_sweeps.report.tables.pooled import headline
 
 CAPTION = (
     "Mean over mixed groups of the per-group value, with 95% intervals clustered by prompt and seed. Paper: Table 1 of "
-    "arXiv 2606.29238. Null: effective rank of orthogonal scores of equal norm. Accuracy: held-out problems, sampled "
+    f"arXiv {ARXIV}. Null: effective rank of orthogonal scores of equal norm. Accuracy: held-out problems, sampled "
     "as in training; gain: last less first evaluation, paired by problem."
 )
 
@@ -43,7 +48,7 @@ def build(
     """Write the report of a sweep (the newest when `name` is None) and return its folder and the claims.
 
     commits: "allow" reports on runs that several commits made together.
-    tell: is given what looks wrong, a sentence each, once the report is written.
+    tell: is given what looks wrong, one sentence each, once the report is written.
     Raises ReportError when there is no such sweep, several commits made its runs, or `out` cannot be written to.
     """
     sweep = load_sweep(name, runs_dir, keep_parts=False)
@@ -53,9 +58,7 @@ def build(
     looks_wrong = wrong(sweep)
     files = contents(sweep, claims, command, looks_wrong)
     try:
-        folder.mkdir(parents=True, exist_ok=True)
-        for file_name, content in files.items():
-            write_bytes(folder / file_name, content)
+        write(folder, files)
     except OSError as error:
         raise ReportError(f"out={folder}: cannot be written to ({error.strerror}).") from error
     for sentence in looks_wrong:
@@ -66,7 +69,7 @@ def build(
 def contents(
     sweep: Sweep, claims: list[Claim], command: Sequence[str], looks_wrong: Sequence[str] = ()
 ) -> dict[str, bytes]:
-    """{file name: bytes} of the whole report."""
+    """{file name: content} of the whole report."""
     tables = {"table1": table.table1(sweep), "ranks": table.ranks(sweep), "by_k": table.by_k(sweep)}
     tables["curves"] = curve_table(sweep)
     layers = layer_table(sweep)
@@ -83,8 +86,8 @@ def contents(
     sections = [*float32_section(in_float32), *about_design.sections]
     header, rows = headline(tables["table1"])
     plots = curves_figures(sweep, tables["curves"])
-    plots += [*figures(sweep, tables["by_k"], layers, steps, parts), *about_design.plots]
-    images = {name: data for plot in plots for name, data in render(plot).items()}
+    plots += [*spectral_plots(sweep, tables["by_k"], layers, steps, parts), *about_design.plots]
+    images = rendered(plots)
     lacking = missing(sweep)
     texts = {f"{name}.csv": csv(frame) for name, frame in tables.items()}
     texts |= {
@@ -94,8 +97,75 @@ def contents(
         "claims.md": claims_markdown(claims),
         "index.html": render_page(sweep, tables, claims, plots, images, lacking, sections, looks_wrong),
     }
-    files = {name: data for name, data in images.items() if not name.endswith(".svg")}
-    files |= {name: text.encode("utf-8") for name, text in texts.items()}
-    names = [*files, "manifest.json"]
-    record = manifest(sweep, command, names, lacking)
-    return files | {"manifest.json": (json.dumps(record, indent=1, ensure_ascii=False) + "\n").encode("utf-8")}
+    return with_manifest(files_of(texts, images), manifest(sweep, command, lacking))
+
+
+def manifest(sweep: Sweep, command: Sequence[str], lacking: Sequence[str]) -> dict[str, Any]:
+    """Which runs, which code and which command made the report, in UTC; no host, user or environment is named."""
+    runs = []
+    for row in sweep.runs.to_dict("records"):
+        run = str(row["run"])
+        status = sweep.statuses[run]
+        runs.append(
+            {
+                "identity": run, "name": row["name"], "arm": row["arm"], "R": row["R"], "seed": row["seed"],
+                "state": row["state"], "step": row["step"], "total": row["total"], "error": status.error,
+                "commit": status.commit, "dirty": status.dirty, "versions": status.versions,
+                "command": public(status.command), "started": utc(status.started), "ended": utc(status.ended),
+            }
+        )  # fmt: skip
+    return {
+        "sweep": sweep.name, "made": now(), "command": public(" ".join(command)),
+        "versions": versions(), "commits": sorted({str(c) for c in sweep.runs["commit"].dropna()}),
+        "arms_differ_in": list(sweep.arms.varies), "follow_R": list(sweep.arms.tied_to_R), "runs": runs,
+        "missing": list(lacking),
+    }  # fmt: skip
+
+
+def spectral_plots(
+    sweep: Sweep,
+    by_k: pd.DataFrame,
+    layers: pd.DataFrame,
+    steps: pd.DataFrame | None = None,
+    parts: pd.DataFrame | None = None,
+) -> list[Plot]:
+    """The figures of spectra, accuracy and updates, not yet drawn, fig1 first.
+
+    by_k, layers, steps, parts: the tables of these names; what is drawn of them is there where they have rows.
+    """
+    return [
+        spectral_plot(sweep, "fig1", "Effective rank by training step", "effective_rank", "effective rank"),
+        spectral_plot(sweep, "fig2", "Top-1 fraction by training step", "top1_fraction", "top-1 fraction"),
+        accuracy_plot(sweep),
+        rank_by_k_plot(sweep, by_k),
+        *layer_figure(sweep, layers),
+        *by_k_figure(sweep, by_k),
+        *longitudinal_figure(sweep),
+        *(update_figure(sweep, steps, parts) if steps is not None and parts is not None else ()),
+    ]
+
+
+@dataclass(frozen=True)
+class Design:
+    """What the report says of the design of a sweep: best group size, pools of a fixed policy, how many prompts.
+
+    tables: by file name, without .csv. Pools and prompts are there where the sweep has what they need.
+    """
+
+    tables: dict[str, pd.DataFrame]
+    sections: list[Section]
+    plots: list[Plot]
+
+
+def design(sweep: Sweep) -> Design:
+    """The tables, sections and figures of `Design`."""
+    sizes = best_sizes(sweep)
+    made = Design({"best_size": best_size_table(sizes)}, [best_size_section(sizes)], best_size_figure(sweep, sizes))
+    if studies := pool_studies(sweep, sizes):
+        made.tables["pool"] = pool_table(studies)
+        made.sections.append(pool_section(studies))
+        made.plots.extend(pool_figure(sweep, studies))
+    if found := needs(sweep, sizes):
+        made.tables["power"] = power_table(found)
+        made.sections.append(power_section(found))
+    return made

@@ -1,38 +1,31 @@
-"""index.html: the whole report on one page that opens from the file system with no network.
-
-Figures are inline SVG images, a content policy forbids every other source and all scripts, and Jinja2 escapes every
-value: completions, names and error messages are text that a model or a stranger wrote.
-"""
+"""index.html: the whole report on one page, its tables as text, and the sample completions that it shows."""
 
 from __future__ import annotations
 
-import base64
 import re
 import shlex
-import unicodedata
 from collections.abc import Mapping, Sequence
 from itertools import count
 from typing import Any
 
 import pandas as pd
-from jinja2 import Environment, PackageLoader, StrictUndefined
-from markupsafe import Markup
 
-from grpo_sweeps.report import curves_figure, rules
-from grpo_sweeps.report.claims import Claim
-from grpo_sweeps.report.drawing import Plot
-from grpo_sweeps.report.formats import headline, number, with_interval
-from grpo_sweeps.report.layer_figure import NOT_DRAWN
-from grpo_sweeps.report.manifest import public
-from grpo_sweeps.report.measure import MATRICES, QUANTITIES
-from grpo_sweeps.report.query import Sweep
-from grpo_sweeps.report.samples import samples, silent_cells
-from grpo_sweeps.report.section import Section
-from grpo_sweeps.report.updates import shown_steps
+from grpo_sweeps.paper import ARXIV
+from grpo_sweeps.publish.drawing import Plot
+from grpo_sweeps.publish.formats import number, with_interval
+from grpo_sweeps.publish.page import Section, from_template, inlined, public, visible_text
+from grpo_sweeps.report.claims import rules
+from grpo_sweeps.report.claims.verdicts import Claim
+from grpo_sweeps.report.figures import by_step
+from grpo_sweeps.report.figures.layers import NOT_DRAWN
+from grpo_sweeps.report.measure.spectral import MATRICES, QUANTITIES
+from grpo_sweeps.report.read.query import Sweep
+from grpo_sweeps.report.tables.layers import shown_steps
+from grpo_sweeps.report.tables.pooled import headline
 
 CUT = 900  # characters of a completion or prompt that are shown
 NUMBERED = 5  # figures with a number of their own
-OF_TRAINING = (curves_figure.NAME, curves_figure.NOISE)  # figures that come first and have no number
+OF_TRAINING = (by_step.NAME, by_step.NOISE)  # figures that come first and have no number
 DATA_OF = {  # behind a figure
     "fig5": "layers.csv", "updates": "update_layers.csv", "best_size": "best_size.csv", "pool": "pool.csv",
     **dict.fromkeys(OF_TRAINING, "curves.csv"),
@@ -56,20 +49,17 @@ def render_page(
     sections: Sequence[Section] = (),
     wrong: Sequence[str] = (),
 ) -> str:
-    """The page as one string. `images` holds each panel's SVG by name, `fig1_1.svg`; `sections` follow the claims,
-    `wrong` comes first of all."""
-    environment = Environment(
-        loader=PackageLoader("grpo_sweeps.report", ""),
-        autoescape=True,
-        undefined=StrictUndefined,
-        finalize=_shown,
-        trim_blocks=True,
-        lstrip_blocks=True,
-    )
+    """The page as one string.
+
+    images: each panel's SVG by name, `fig1_1.svg`. sections: they follow the claims. wrong: it comes first of all.
+    """
     training = [p for p in plots if p.name in OF_TRAINING]
     plots = [p for p in plots if p not in training]
     kept = samples(sweep)
-    return environment.get_template("page.html.j2").render(
+    return from_template(
+        "grpo_sweeps.report",
+        "page.html.j2",
+        arxiv=ARXIV,
         sweep=sweep.name,
         subtitle=_subtitle(sweep),
         arms=sweep.runs["arm"].nunique(),
@@ -84,8 +74,8 @@ def render_page(
         by_k=_by_k(tables["by_k"]),
         by_k_of_all=_by_k_of_all(tables["by_k"]),
         ranks=_ranks(tables["ranks"]),
-        training=[inlined(p, images) | {"number": None} for p in training],
-        plots=[inlined(p, images) | {"number": n} for p, n in zip(plots, numbers(plots), strict=True)],
+        training=[_figure(p, images, None) for p in training],
+        plots=[_figure(p, images, n) for p, n in zip(plots, numbers(plots), strict=True)],
         updates=shown_steps(tables["updates"]) if "updates" in tables else None,
         sections=sections,
         not_drawn="" if "layers" in tables else NOT_DRAWN,
@@ -97,6 +87,11 @@ def render_page(
         commands=_commands(sweep),
         commit_words=_commit_words(sweep),
     )
+
+
+def _figure(plot: Plot, images: Mapping[str, bytes], number: int | None) -> dict[str, Any]:
+    """A figure for the page, with its number and the table behind it."""
+    return inlined(plot, images) | {"csv": DATA_OF.get(plot.name, ""), "number": number}
 
 
 def numbers(plots: Sequence[Plot]) -> list[int]:
@@ -130,7 +125,7 @@ def _claim(claim: Claim) -> dict[str, Any]:
 
 
 def _cards(claims: Sequence[Claim]) -> list[list[Claim]]:
-    """One card a claim that has findings: its arms together."""
+    """One card per claim that has findings: its arms together."""
     cards: dict[str, list[Claim]] = {}
     for claim in claims:
         if claim.findings:
@@ -143,7 +138,7 @@ def _words(quantity: str) -> str:
 
 
 def _by_k(table: pd.DataFrame) -> tuple[list[str], list[list[str]]]:
-    """Of G: every quantity with its interval, and beside the effective rank its nulls."""
+    """The rows of G by k: every quantity with its interval, and the nulls of the effective rank beside it."""
     nulls = {
         "null_closed_form": "null 4k(R−k)/R",
         "null_measured_norms": "null: measured norms",
@@ -163,7 +158,7 @@ def _by_k(table: pd.DataFrame) -> tuple[list[str], list[list[str]]]:
 
 
 def _by_k_of_all(table: pd.DataFrame) -> tuple[list[str], list[list[str]]]:
-    """One row an arm, R, k and matrix, and for G one a null: means alone."""
+    """One row per arm, R, k and matrix, and for G one per null: means alone."""
     header = ["R", "k", "matrix", *map(_words, QUANTITIES)]
     arms = len(table) > 0 and table["arm"].nunique() > 1
     rows = []
@@ -189,7 +184,7 @@ def _precision(table: pd.DataFrame) -> str:
 
 
 def _ranks(table: pd.DataFrame) -> tuple[list[str], list[list[str]]]:
-    """One row an arm, R and matrix, one column a quantity."""
+    """One row per arm, R and matrix, one column per quantity."""
     quantities = list(dict.fromkeys(table["quantity"]))
     arms = table["arm"].nunique() > 1
     rows = []
@@ -201,19 +196,37 @@ def _ranks(table: pd.DataFrame) -> tuple[list[str], list[list[str]]]:
     return [*start, *(q.replace("_", " ") for q in quantities)], rows
 
 
-def inlined(plot: Plot, images: Mapping[str, bytes]) -> dict[str, Any]:
-    """A figure for a page: its panels as data, so that the page asks for no file."""
-    panels = []
-    for i, panel in enumerate(plot.panels, start=1):
-        data = base64.b64encode(images[f"{plot.name}_{i}.svg"]).decode("ascii")
-        panels.append({"title": panel.title, "alt": panel.alt, "src": f"data:image/svg+xml;base64,{data}"})
-    return {
-        "name": plot.name,
-        "csv": DATA_OF.get(plot.name, ""),
-        "title": plot.title,
-        "caption": plot.caption,
-        "panels": panels,
-    }
+def samples(sweep: Sweep) -> list[dict[str, Any]]:
+    """Two completions of one kept group for each arm and R, the best and the worst rewarded (right before wrong at
+    equal reward): a row of `completions` each, with `taught`.
+
+    The group is the latest with different rewards and an advantage that is not 0; without such a one the latest with
+    such an advantage, else the latest of all, which taught nothing: `taught` is False.
+    """
+    if not len(sweep.completions):
+        return []
+    shown: list[dict[str, Any]] = []
+    for _, cell in sweep.completions.groupby(["arm", "R"]):
+        groups = [part for _, part in cell.groupby(["run", "step", "group", "prompt_id"], sort=False)]
+        best = max(groups, key=lambda part: (*_worth(part), int(part["step"].iloc[0]), -int(part["seed"].iloc[0])))
+        ordered = best.sort_values(["reward", "strict"], kind="stable", ascending=False)
+        chosen = pd.concat([ordered.head(1), ordered.iloc[1:].tail(1)])
+        taught, _ = _worth(best)
+        shown += [{str(k): v for k, v in row.items()} | {"taught": taught} for row in chosen.to_dict("records")]
+    return shown
+
+
+def silent_cells(shown: list[dict[str, Any]]) -> str:
+    """The arms and R whose sample taught nothing, in words; empty where each taught something."""
+    arms = len({row["arm"] for row in shown}) > 1
+    cells = {f"{row['arm']}, R = {row['R']}" if arms else f"R = {row['R']}": None for row in shown if not row["taught"]}
+    return "; ".join(cells)
+
+
+def _worth(group: pd.DataFrame) -> tuple[bool, bool]:
+    """Did the group teach something, and do its rewards differ?"""
+    rewards = group["reward"].astype(float)
+    return bool((group["advantage"].astype(float) != 0).any()), bool(rewards.max() > rewards.min())
 
 
 def _completions(shown: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
@@ -225,27 +238,6 @@ def _completions(shown: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
         | {key: shape(row[key]) for key, shape in numbers.items()}
         for row in shown
     ]  # fmt: skip
-
-
-def _shown(value: Any) -> Any:
-    """What the template prints: every text in its visible form; finished markup and numbers as they are."""
-    return visible_text(value, len(value)) if isinstance(value, str) and not isinstance(value, Markup) else value
-
-
-def visible_text(text: str, cut: int) -> str:
-    """Text without the characters that could hide or reorder what stands on the page, cut with a note.
-
-    Control and format characters (category C, such as a right-to-left override) are shown by their code point.
-
-    >>> visible_text("a\\u202eb\\n", 10)
-    'a[U+202E]b\\n'
-    """
-    shown = text if len(text) <= cut else text[:cut] + f" … ({len(text) - cut} more characters)"
-    if shown.isprintable():
-        return shown
-    return "".join(
-        c if c in "\n\t" or not unicodedata.category(c).startswith("C") else f"[U+{ord(c):04X}]" for c in shown
-    )
 
 
 def _commands(sweep: Sweep) -> list[str]:

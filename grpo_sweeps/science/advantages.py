@@ -13,7 +13,8 @@ from collections.abc import Callable, Sequence
 import numpy as np
 
 from grpo_sweeps.estimators import grpo, grpo_std, rloo, row_weights
-from grpo_sweeps.science.claim import EXACT, Estimate, ExactClaim, Prompt, agreement, relative, worst
+from grpo_sweeps.paper import CALLED_VACUOUS, HOEFFDING_EPS, HOEFFDING_R
+from grpo_sweeps.science.claim import EXACT, Estimate, ExactClaim, Prompt, agreement, judged, relative, worst
 from grpo_sweeps.types import Array
 
 ZERO_SUM = {"group mean": grpo, "leave-one-out": rloo, "std": grpo_std}
@@ -38,10 +39,8 @@ def zero_sum(prompts: Sequence[Prompt], Rs: Sequence[int]) -> ExactClaim:
         lengths = np.tile(np.arange(1, R + 1), (len(rewards), 1))
         of_rows = row_weights(grpo(rewards), lengths, "length", R).sum(axis=1)
         weights = max(weights, float(np.abs(of_rows).max()) * len(rewards))
-    return ExactClaim(
+    return judged(
         "C2",
-        "4.1(i)",
-        "The advantages of a group sum to zero.",
         "True, and as true of leave-one-out and of division by the standard deviation. The factors in front of the "
         "rows are another matter: under 1/length they do not sum to zero.",
         f"every reward tuple for R = {', '.join(map(str, Rs))}: largest sum {max(sums):.1e}; row weights under "
@@ -78,10 +77,8 @@ def variances(prompts: Sequence[Prompt], Rs: Sequence[int], rng: np.random.Gener
     for R in Rs:  # a prompt drawn at random, then the group: advantages have mean zero in each, so moments average
         pooled = np.mean([moments(o, R, grpo) for o in prompts], axis=0)
         errors.append(relative(pooled, np.array([(R - 1) / R * mean, -mean / R])))
-    return ExactClaim(
+    return judged(
         "C3",
-        "4.1(ii), (iii)",
-        "Var A = (R-1)/R sigma^2, and two advantages of a group have the covariance -sigma^2/R.",
         "True for one prompt and independent rollouts; over several prompts with the mean of sigma^2(x). "
         "Leave-one-out: R sigma^2/(R-1) and -R sigma^2/(R-1)^2.",
         f"{len(errors)} exact pairs, largest relative error {worst(errors):.1e}",
@@ -89,10 +86,6 @@ def variances(prompts: Sequence[Prompt], Rs: Sequence[int], rng: np.random.Gener
         "holds" if worst(errors) < EXACT else "does not hold",
         worst(errors),
     )
-
-
-HOEFFDING_R = (2, 4, 8, 16)
-HOEFFDING_EPS = (0.3, 0.2, 0.1)
 
 
 def binomial(R: int, p: float) -> np.ndarray:
@@ -123,10 +116,8 @@ def concentration(ps: Sequence[float], Rs: Sequence[int], epsilons: Sequence[flo
     closed = [1 - p**R - (1 - p) ** R for R, p, _ in mixed]
     errors = [abs(chance_of_advantage_above(*case) - value) / value for case, value in zip(mixed, closed, strict=True)]
     rising = [1 - 0.5**R - 0.5**R for R in (2, 4, 8)]
-    return ExactClaim(
+    return judged(
         "C4",
-        "4.1(iv)",
-        "The chance of an advantage above eps is at most (R-1) sigma^2 / (R eps^2).",
         "True, and often says nothing. For binary rewards and eps < 1/R the chance is exactly 1 - p^R - (1-p)^R, "
         "the share of mixed groups, which rises with R while R < 1/eps: larger groups have fewer zero gradients, "
         "not more.",
@@ -165,14 +156,11 @@ def hoeffding_table() -> ExactClaim:
     useful = [row for row in rows if row["bound"] < 1]
     within = all(row[key] <= row["bound"] + EXACT for row in rows for key in row if key.startswith("exact"))
     cells = "; ".join(f"R={R}: " + ", ".join(f"{hoeffding(R, eps):.2f}" for eps in HOEFFDING_EPS) for R in HOEFFDING_R)
-    return ExactClaim(
+    return judged(
         "C12",
-        "A.2",
-        "A table of Hoeffding's bound on the error of the group mean for R = 2 to 16 and eps = 0.3, 0.2, 0.1, with "
-        "R = 4, eps = 0.3 called vacuous.",
         "The formula 2 exp(-2 R eps^2) gives other numbers in eight of the twelve places, and R = 4, eps = 0.3 is "
         f"below 1: {len(useful)} of the {len(rows)} bounds say something. The exact chance is far below each of them.",
         cells + " (eps = 0.3, 0.2, 0.1)",
         "",
-        "does not hold" if within and hoeffding(4, 0.3) < 1 else "holds",
+        "does not hold" if within and hoeffding(*CALLED_VACUOUS) < 1 else "holds",
     )

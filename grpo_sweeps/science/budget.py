@@ -28,7 +28,7 @@ from grpo_sweeps.exact import (
     step_moments,
 )
 from grpo_sweeps.maths.ustatistics import best_group_size, error_by_rollouts
-from grpo_sweeps.science.claim import EXACT, ExactClaim, Prompt, relative, worst
+from grpo_sweeps.science.claim import EXACT, ExactClaim, Prompt, judged, relative, worst
 from grpo_sweeps.types import Array
 
 Estimator = Callable[[Array], Array]
@@ -151,11 +151,8 @@ def best_R(budgets: dict[str, Budget], Rs: Sequence[int], N: int) -> ExactClaim:
         near.append(abs(found - budget.best_R) < 1)
         words.append(f"{name}: R* = {budget.best_R:.2f}, found {found}; within 5% R = {flat[0]} to {flat[1]}")
     above = all(2 * budget.between * (1 - EXACT) <= budget.V2 for budget in budgets.values())
-    return ExactClaim(
+    return judged(
         "U1",
-        "arXiv 2603.01162",
-        "The group-mean gradient is a U-statistic; at a fixed number of rollouts its error has a best group size, "
-        "set by the policy alone.",
         "MSE(leave-one-out) = (R V_between + E V1 + E V2/(R-1)) / N, so R* = 1 + sqrt(E V2 / V_between), whatever "
         "N; E V2 is at least 2 V_between, so R* is at least 2.41. The optimum is flat. The group mean without the "
         "factor R/(R-1) has no best R free of N.",
@@ -179,10 +176,8 @@ def two_budgets(budget: Budget, Rs: Sequence[int], prompts: int, rollouts: int) 
     def row(values: Sequence[float]) -> str:
         return ", ".join(f"{value:.3f}" for value in values)
 
-    return ExactClaim(
+    return judged(
         "C11",
-        "Figure 3",
-        "A larger group only refines the same two directions, and yet learns faster.",
         "Confounded: at equal prompts a larger R also has more rollouts a step, a factor (R-1)/R nearer 1 and more "
         "mixed groups. At equal rollouts and with the factor taken out the advantage goes, and turns round beyond "
         "R*.",

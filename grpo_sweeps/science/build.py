@@ -6,24 +6,26 @@ import time
 from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import numpy as np
 import pandas as pd
-from jinja2 import ChoiceLoader, Environment, PackageLoader, StrictUndefined
 
 from grpo_sweeps.estimators.declared import DISTINCT
 from grpo_sweeps.exact import Enumeration, SoftmaxPolicy, TokenReward, binary, several_prompts
-from grpo_sweeps.report.drawing import Plot, render
-from grpo_sweeps.report.formats import csv, markdown
-from grpo_sweeps.report.page import inlined
-from grpo_sweeps.report.rules import ABOUT_TWO, MARGIN
+from grpo_sweeps.paper import ABOUT_TWO, ARXIV, BEST_SIZE_ARXIV, MARGIN, MODEL, TABLE1
+from grpo_sweeps.publish.drawing import Plot, rendered
+from grpo_sweeps.publish.formats import csv, markdown
+from grpo_sweeps.publish.page import files_of, from_template, inlined, write
 from grpo_sweeps.science import advantages, budget, credit, figures, gradient, scores
 from grpo_sweeps.science.budget import Ascent, Budget, drawn, gradient_of, oracle_step
 from grpo_sweeps.science.claim import EXACT, ExactClaim, Prompt, Z
 from grpo_sweeps.science.figures import Curves
-from grpo_sweeps.science.options import TheoryOptions
 
-RS = (2, 4, 8)
+if TYPE_CHECKING:
+    from grpo_sweeps.theory import TheoryOptions
+
+RS = tuple(TABLE1)  # the paper's
 BUDGET_RS = (2, 4, 8, 16, 32)
 ROLLOUTS = 64  # per step, where the budget is fixed
 BY_GROUP = tuple(one for one in DISTINCT if one.by_group)  # exact
@@ -41,7 +43,7 @@ RULES = (
     "exact case that contradicts a statement made without exception refutes it (C7: one possible group of rank R). "
     f"C8 falls where the interval of a mean lies outside {ABOUT_TWO:g} +- {MARGIN:g} at some R. All other drawn "
     f"figures are a check and decide nothing: their intervals are {Z:g} standard errors to either side, so that one "
-    "report of a thousand has a miss by chance. A claim about Nemotron-4B is not decided by another policy: what is "
+    f"report of a thousand has a miss by chance. A claim about {MODEL} is not decided by another policy: what is "
     "shown here is what follows from the definitions, and what does not."
 )
 
@@ -124,18 +126,16 @@ def build(options: TheoryOptions, command: str) -> list[ExactClaim]:
     claims = judge(options, budgets, turns)
     first = next(iter(budgets.values()))
     plots = plots_of(options, first, turns)
-    images: dict[str, bytes] = {}
-    for plot in plots:
-        images |= render(plot)
-    for name, content in images.items():
-        if not name.endswith(".svg"):
-            (out / name).write_bytes(content)
-    (out / "claims.csv").write_text(csv(pd.DataFrame([asdict(c) for c in claims])), encoding="utf-8")
-    (out / "claims.md").write_text(as_markdown(claims), encoding="utf-8")
+    images = rendered(plots)
     seconds = time.perf_counter() - start
     sequences = len(first.prompts[0].p_N)
     setting = f"{options.policies} policies of {options.prompts} prompts each, {sequences} sequences a prompt."
-    (out / "index.html").write_text(page(setting, claims, plots, images, command, seconds), encoding="utf-8")
+    texts = {
+        "claims.csv": csv(pd.DataFrame([asdict(c) for c in claims])),
+        "claims.md": as_markdown(claims),
+        "index.html": page(setting, claims, plots, images, command, seconds),
+    }
+    write(out, files_of(texts, images))
     return claims
 
 
@@ -170,15 +170,15 @@ def page(
     setting: str, claims: Sequence[ExactClaim], plots: Sequence[Plot], images: dict[str, bytes], command: str,
     seconds: float,
 ) -> str:  # fmt: skip
-    loader = ChoiceLoader([PackageLoader("grpo_sweeps.science", ""), PackageLoader("grpo_sweeps.report", "")])
-    environment = Environment(
-        loader=loader, autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True
-    )
     rows = [
         {k: f"{v:.2f}" if k not in ("R", "eps") else f"{v:g}" for k, v in row.items()}
         for row in advantages.hoeffding_rows()
     ]
-    return environment.get_template("theory.html.j2").render(
+    return from_template(
+        "grpo_sweeps.science",
+        "theory.html.j2",
+        arxiv=ARXIV,
+        best_size_arxiv=BEST_SIZE_ARXIV,
         claims=claims,
         plots=[inlined(plot, images) for plot in plots],
         hoeffding=rows,

@@ -16,6 +16,7 @@ from typing import Literal
 import numpy as np
 
 from grpo_sweeps.exact import Enumeration
+from grpo_sweeps.paper import STATEMENTS
 
 EXACT = 1e-10  # largest relative error of an exact identity in float64
 Z = 4.5  # standard errors to either side: with 150 checks, one report of a thousand has a miss by chance
@@ -39,6 +40,14 @@ class ExactClaim:
     measured: str
     judgement: Judgement
     error: float = float("nan")
+
+
+def judged(
+    id: str, holds: str, exact: str, measured: str, judgement: Judgement, error: float = float("nan")
+) -> ExactClaim:  # fmt: skip
+    """The claim of that number, with what the paper says and where."""
+    statement = STATEMENTS[id]
+    return ExactClaim(id, statement.place, statement.words, holds, exact, measured, judgement, error)
 
 
 @dataclass(frozen=True)

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from grpo_sweeps.exact import Enumeration, SoftmaxPolicy, by_token, drawn_by_token, enumerate_policy, sequence_moments
-from grpo_sweeps.science.claim import EXACT, ExactClaim, Judgement, relative, worst
+from grpo_sweeps.science.claim import EXACT, ExactClaim, Judgement, judged, relative, worst
 
 
 @dataclass(frozen=True)
@@ -44,10 +44,8 @@ def one_advantage(enumerations: Sequence[Enumeration]) -> ExactClaim:
     found = [credit(e) for e in enumerations]
     error = worst(c.error for c in found)
     positions = np.mean([c.by_position_T for c in found], axis=0)
-    return ExactClaim(
+    return judged(
         "C1",
-        "Theorem 3.1",
-        "With a reward for the outcome alone every token of a rollout has the same advantage.",
         "True of the estimator, which takes one baseline v(s_0) for all tokens; the reward does not force it. With "
         "v(s_t) the credit A_t = q(s_t, a_t) - v(s_t) varies within a rollout, sums to r - v(s_0), and its "
         "variances sum to Var r. A KL term in the reward, process rewards or a critic break the uniformity; "
@@ -112,10 +110,8 @@ def growing_bias(enumerations: Sequence[Enumeration]) -> ExactClaim:
     judgement: Judgement = "undefined"
     if off < EXACT and falls < EXACT:
         judgement = "does not hold" if bent > STRAIGHT else "holds"
-    return ExactClaim(
+    return judged(
         "C13",
-        "Equation 23",
-        "In many turns the bias of the group baseline grows linearly with the stage.",
         "Bias_h = past rewards + v(s_h) - v(s_0) is a martingale: mean zero at every stage, a spread that never "
         "falls and need not be linear. It depends on s_h alone, so the gradient keeps its mean; its variance "
         "usually grows, not always.",

@@ -12,7 +12,7 @@ from matplotlib.ticker import FuncFormatter, LogLocator, NullLocator
 
 from grpo_sweeps.estimators.declared import DISTINCT, weight_on
 from grpo_sweeps.exact import Enumeration
-from grpo_sweeps.report.drawing import DOTTED, LINES, MARKERS, Panel, Plot
+from grpo_sweeps.publish.drawing import DOTTED, LINES, MARKERS, Panel, Plot
 from grpo_sweeps.science.budget import Budget, Quality
 from grpo_sweeps.science.claim import Prompt
 from grpo_sweeps.science.credit import CREDITS, stage_bias, stage_errors

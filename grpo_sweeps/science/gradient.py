@@ -11,7 +11,7 @@ import torch
 from grpo_sweeps.estimators import grpo
 from grpo_sweeps.exact import SoftmaxPolicy, TokenReward, several_prompts
 from grpo_sweeps.science.advantages import binomial
-from grpo_sweeps.science.claim import EXACT, Estimate, ExactClaim, Prompt, agreement, relative, worst
+from grpo_sweeps.science.claim import EXACT, Estimate, ExactClaim, Prompt, agreement, judged, relative, worst
 
 
 def spread(k: np.ndarray | int, R: int) -> np.ndarray:
@@ -59,10 +59,8 @@ def norms(prompts: Sequence[Prompt], Rs: Sequence[int], rng: np.random.Generator
     slopes = [slope(norm_by_k(o, R), R) for o in prompts]
     scaled = [slope(norm_by_k(o, R, scaled=True), R) for o in prompts]
     checks = [check for o in prompts for check in _drawn_norms(o, 4, rng, draws)]
-    return ExactClaim(
+    return judged(
         "C5",
-        "Corollary 4.2",
-        "The norm of the gradient scales with sigma_r and vanishes as the number k of right rollouts nears 0 or R.",
         "For binary rewards g = s2 (mean score of the right - mean score of the wrong), s2 = k(R-k)/R^2: the norm "
         "is sqrt(s2) times noise or s2 times signal, a slope between 1 and 2 on sqrt(s2) (0 and 1 after division by "
         "the standard deviation) where the two classes vary alike, and exactly zero at k = 0 and k = R only: one "
@@ -108,10 +106,8 @@ def own_reward(prompts: Sequence[Prompt], Rs: Sequence[int], rng: np.random.Gene
         A = grpo(o.r_N[index])
         along = (A * (o.psi_ND @ o.grad_J_D)[index]).sum(axis=1) / 2
         checks.append((Estimate.of(along), 0.5 * o.signal))
-    return ExactClaim(
+    return judged(
         "C14",
-        "Section 9",
-        "The group mean contains the rollout's own reward, which makes a bias of order 1/R.",
         "A factor and nothing else: E g = (R-1)/R grad J, the same direction. Leave-one-out has the factor 1.",
         f"{len(errors)} prompts and group sizes, largest relative error {worst(errors):.1e}",
         agreement(checks),
@@ -140,10 +136,8 @@ def baselines(prompts: Sequence[Prompt]) -> ExactClaim:
         errors.append(relative(-a1 / (2 * a2), best_baseline(o)))
         excess.append(baseline_variance(o, o.e.J) / baseline_variance(o, best_baseline(o)) - 1)
     pairs = ", ".join(f"{o.e.J:.3f} / {best_baseline(o):.3f}" for o in prompts)
-    return ExactClaim(
+    return judged(
         "C15",
-        "best baseline",
-        "The value is the baseline of least variance.",
         "Of the constants for a prompt that do not depend on the sample the best for the trace of the variance is "
         "E[||psi||^2 r] / E[||psi||^2]; the value is best only where reward and score norm are uncorrelated.",
         f"value / best constant: {pairs}; the value's variance is up to {max(excess):.1%} above the best; lowest "
@@ -208,10 +202,8 @@ def sparsity(path: Sequence[Step], R: int) -> ExactClaim:
         change("Hoyer sparsity of grad J", first.hoyer, last.hoyer),
         *(change(f"weights unchanged in {name}", first.unchanged[name], last.unchanged[name]) for name in DTYPES),
     ]
-    return ExactClaim(
+    return judged(
         "C6",
-        "gradient sparsity",
-        "The gradient becomes sparser during training.",
         "Undefined: one number in front of a dense score makes no zeros. Groups without gradient become more "
         "frequent as p nears 0 or 1, and in a narrow dtype a smaller step changes fewer weights; the gradient "
         "itself need not become sparser.",

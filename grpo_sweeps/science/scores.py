@@ -8,10 +8,9 @@ import numpy as np
 
 from grpo_sweeps import spectra
 from grpo_sweeps.estimators import grpo, grpo_std, rloo
-from grpo_sweeps.report.feasibility import cell_range
-from grpo_sweeps.report.rules import ABOUT_TWO, MARGIN
-from grpo_sweeps.report.table import PAPER_TABLE1
-from grpo_sweeps.science.claim import EXACT, Estimate, ExactClaim, Prompt, agreement, relative, worst
+from grpo_sweeps.maths.feasibility import cell_range
+from grpo_sweeps.paper import ABOUT_TWO, MARGIN, TABLE1
+from grpo_sweeps.science.claim import EXACT, Estimate, ExactClaim, Prompt, agreement, judged, relative, worst
 from grpo_sweeps.spectra.equal import distinct_rows, first_equal
 
 
@@ -39,10 +38,8 @@ def ranks(prompts: Sequence[Prompt], Rs: Sequence[int], rng: np.random.Generator
         above += int((np.array(raw) > R - 1).sum())
         centred_above += int((np.array(centred) > R - 1).sum())
         words.append(f"R={R}: {np.mean(np.array(raw) == R):.0%} of {len(raw)} groups have rank {R}")
-    return ExactClaim(
+    return judged(
         "C7",
-        "rank bound",
-        "The zero sum of the advantages leaves the gradient matrix a rank of at most R - 1.",
         "False: the sum binds the advantages, not the rows. R rows of non-zero weight can have rank R; R - 1 is the "
         "bound after centring the rows. The paper's own R = 2 row, about 2 with at most 1, shows it.",
         f"{above} drawn groups have rank R; after centring {centred_above}",
@@ -73,10 +70,8 @@ def about_two(prompts: Sequence[Prompt], Rs: Sequence[int], rng: np.random.Gener
         k = np.arange(1, R)
         by_k = np.stack([np.concatenate([np.full(j, 1 - j / R), np.full(R - j, -j / R)]) for j in k])
         errors.append(relative(_effective(np.eye(R)[None], by_k), 4 * k * (R - k) / R))
-    return ExactClaim(
+    return judged(
         "C8",
-        "rank of about 2",
-        "The effective rank is about 2 for every R, a consequence of the zero-sum constraint.",
         "No such theorem: signs of the weights cannot touch the spectrum of diag(w) K diag(w), nor can one factor a "
         "group, so leave-one-out and division by the standard deviation give the same rank exactly. Orthogonal "
         "scores of equal norm give 4k(R-k)/R, set by k and R, at least 4(R-1)/R.",
@@ -111,10 +106,8 @@ def clusters(prompts: Sequence[Prompt], rng: np.random.Generator, draws: int) ->
         both = (o.r_N[i] > 0) & (o.r_N[j] > 0)
         if both.sum() > 30:
             checks.append((Estimate.of(products[both]), o.signal / p**2))
-    return ExactClaim(
+    return judged(
         "C9",
-        "clustered scores",
-        "The scores of a group cluster in few directions.",
         "What tells is E<psi_i, psi_j>^2 = tr F^2: (tr F)^2 / tr F^2 directions. The mean product is zero for two "
         "rollouts whatever the clusters; ||grad J||^2/p^2 for two right ones, /q^2 for two wrong ones, -1/(pq) "
         "times it between.",
@@ -130,17 +123,15 @@ def feasible() -> ExactClaim:
     """C10: the effective ranks that the printed top-1 fractions allow."""
     cells = {
         R: tuple(cell_range(row.top1_low, row.top1_high, R, averages) for averages in (False, True))
-        for R, row in PAPER_TABLE1.items()
+        for R, row in TABLE1.items()
     }
     words = [
         f"R={R}: {one[0]:.2f} to {one[1]:.2f} for one matrix, from {mean[0]:.2f} for averages"
         for R, (one, mean) in cells.items()
     ]
     possible = all(one[0] <= ABOUT_TWO + MARGIN and one[1] >= ABOUT_TWO - MARGIN for one, _ in cells.values())
-    return ExactClaim(
+    return judged(
         "C10",
-        "Table 1",
-        "Top-1 fractions 0.6-0.7, 0.7-0.8, 0.5-0.6 with an effective rank of about 2 at R = 2, 4, 8.",
         "The top-1 fraction bounds the rank. Each cell is possible; at R = 8 a rank near 2 wants nearly all energy "
         "in two values. Whether it is so for a model only measurement tells.",
         "; ".join(words),

@@ -13,8 +13,8 @@ import pytest
 import torch
 
 from grpo_sweeps.config import to_mapping
-from grpo_sweeps.credit.__main__ import main
-from grpo_sweeps.credit.build import CreditOptions, load_run
+from grpo_sweeps.credit.__main__ import CreditOptions, main
+from grpo_sweeps.credit.build import load_run
 from grpo_sweeps.sweep.execute import execute
 from grpo_sweeps.sweep.identity import identity
 from grpo_sweeps.tracking.status import read_status

@@ -58,7 +58,8 @@ def test_wheel_holds_code_configuration_model_and_templates(wheel: Path) -> None
     assert "grpo_sweeps/models/tiny/model.safetensors" in names
     assert any(name.startswith("hydra_plugins/grpo_launcher/") for name in names)
     assert "hydra_plugins/__init__.py" not in names
-    assert any(name.startswith("grpo_sweeps/report/") and name.endswith((".html", ".j2")) for name in names)
+    pages = ("publish/base", "publish/style", "report/page", "science/theory", "credit/credit")
+    assert all(any(name.startswith(f"grpo_sweeps/{page}.") for name in names) for page in pages)
     strays = {name.split("/")[0] for name in names} - {"grpo_sweeps", "hydra_plugins"}
     assert all(stray.endswith(".dist-info") for stray in strays), strays
 

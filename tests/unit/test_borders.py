@@ -31,6 +31,8 @@ LEAVES = {
     "models",
 }
 GROUND = {"types", "say", "files", "paths"}
+# The rooms of report/, from the ground up: each may import those before it.
+REPORT_ROOMS = ("measure", "read", "tables", "claims", "design", "figures")
 # What each part may import from the package, itself aside. Entry points may import everything.
 MAY_IMPORT = {
     "types": set(),
@@ -49,11 +51,13 @@ MAY_IMPORT = {
     "tracking": {*LEAVES, "config", "files"},
     "loop": {*LEAVES, "config", "engine", "tracking"},
     "exact": {"types", "estimators", "spectra"},
-    "science": {*LEAVES, *GROUND, "cli", "config", "exact", "engine", "report"},
-    "credit": {*LEAVES, *GROUND, "cli", "config", "engine", "loop", "tracking", "sweep", "report"},
+    "paper": set(),
+    "publish": {"types", "files", "spectra", "maths"},
+    "science": {*LEAVES, "paper", "exact", "publish"},
+    "credit": {*LEAVES, *GROUND, "config", "engine", "loop", "tracking", "sweep", "publish"},
     "benchmarks": {*LEAVES, *GROUND, "cli", "config", "engine", "loop", "tracking"},
     "sweep": {*LEAVES, *GROUND, "cli", "config", "tracking", "loop"},
-    "report": {*LEAVES, *GROUND, "config", "tracking", "sweep"},
+    "report": {*LEAVES, *GROUND, "paper", "config", "tracking", "publish"},
     "hydra_plugins": {*LEAVES, *GROUND, "config", "tracking", "sweep"},
 }
 HYDRA = {"hydra", "omegaconf", "submitit"}
@@ -288,13 +292,11 @@ def test_the_typed_configuration_is_read_without_hydra() -> None:
     assert not wrong, complain(wrong)
 
 
-def test_mlflow_stays_in_tracking_and_the_query_and_is_imported_when_used() -> None:
-    query = PACKAGE / "report" / "query.py"
+def test_mlflow_stays_in_tracking_and_is_imported_when_used() -> None:
     wrong = [
         found
         for found in ALL_IMPORTS
-        if found.module.split(".")[0] == "mlflow"
-        and (found.top_level or (part_of(found.file) != "tracking" and found.file != query))
+        if found.module.split(".")[0] == "mlflow" and (found.top_level or part_of(found.file) != "tracking")
     ]
     assert not wrong, complain(wrong)
 
@@ -313,13 +315,31 @@ def test_report_needs_neither_engine_nor_loop() -> None:
     assert not wrong, complain(wrong)
 
 
+def test_the_rooms_of_the_report_stand_on_one_another() -> None:
+    wrong = []
+    for found in ALL_IMPORTS:
+        place, names = found.file.relative_to(PACKAGE.parent).parts, found.module.split(".")
+        if place[:2] == ("grpo_sweeps", "report") and place[2] in REPORT_ROOMS and names[:2] == list(place[:2]):
+            below = REPORT_ROOMS[: REPORT_ROOMS.index(place[2]) + 1]
+            wrong += [found] if len(names) > 2 and names[2] not in below else []
+    assert not wrong, complain(wrong)
+
+
+def test_the_papers_words_need_nothing() -> None:
+    path = PACKAGE / "paper.py"
+    wrong = [
+        found for found in imports(path, tree_of(path)) if found.module.split(".")[0] not in sys.stdlib_module_names
+    ]
+    assert not wrong, complain(wrong)
+
+
 def test_the_plugin_namespace_stays_open_to_others() -> None:
     assert not (PLUGINS / "__init__.py").exists(), "an __init__.py here would hide the plugins of other packages"
 
 
 def test_light_modules_load_neither_torch_nor_mlflow() -> None:
     names = ("types", "config", "config.checks", "config.functions", "cli", "status", "cancel")
-    names += ("run", "report.query")
+    names += ("run", "report.read.query")
     modules = ["grpo_sweeps", *(f"grpo_sweeps.{name}" for name in names)]
     program = (
         "import importlib, json, sys\n"

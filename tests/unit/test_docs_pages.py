@@ -15,16 +15,18 @@ import pytest
 
 from grpo_sweeps.config.checks import check, check_functions
 from grpo_sweeps.estimators import DECLARATIONS, Declaration, grpo_std, weight_on
-from grpo_sweeps.report.power import spread_table
+from grpo_sweeps.paper import HOEFFDING_EPS, HOEFFDING_R, STATEMENTS
+from grpo_sweeps.report.design.power import units_needed
 from grpo_sweeps.science import credit
-from grpo_sweeps.science.advantages import HOEFFDING_EPS, HOEFFDING_R, hoeffding
-from grpo_sweeps.science.build import TheoryOptions, enumerate_all, judge
+from grpo_sweeps.science.advantages import hoeffding
+from grpo_sweeps.science.build import enumerate_all, judge
+from grpo_sweeps.theory import TheoryOptions
 from tests.composing import run_config
 
 ROOT = Path(__file__).resolve().parents[2]
 DOCS = ROOT / "docs"
 ESTIMATORS, CLAIMS = DOCS / "estimators", DOCS / "claims"
-CLAIM_IDS = [*(f"C{n}" for n in range(1, 16)), "U1"]
+CLAIM_IDS = list(STATEMENTS)
 PAGES = [*sorted(DOCS.rglob("*.md")), ROOT / "README.md", ROOT / "CONTRIBUTING.md"]
 FOLDERS = r"(?:grpo_sweeps|conf|tests|docs|examples|sweeps|hydra_plugins|tools)/"
 every_page = pytest.mark.parametrize("page", PAGES, ids=lambda page: page.relative_to(ROOT).as_posix())
@@ -112,8 +114,10 @@ def test_the_verdicts_are_those_of_the_theory_report() -> None:
     assert [claim.id for claim in claims] == CLAIM_IDS
     for claim in claims:
         where, about, verdict, _ = rows[f"[{claim.id}]({claim.id}.md)"]
-        place = claim.where if PLACE.match(claim.where) else "–"
-        assert (where, verdict) == (place, claim.judgement)
+        statement = STATEMENTS[claim.id]
+        place = statement.place if PLACE.match(statement.place) else "–"
+        assert (where, about, verdict) == (place, statement.title, claim.judgement)
+        assert (claim.where, claim.says) == (statement.place, statement.words)
         text = page_of(CLAIMS, claim.id)
         assert text.startswith(f"# {claim.id}: {about}\n")
         assert f"**{claim.judgement}**" in text.splitlines()[2] and place.strip("–") in text.splitlines()[2]
@@ -202,5 +206,5 @@ def test_the_worked_example(monkeypatch: pytest.MonkeyPatch, capsys: pytest.Capt
 def test_the_table_of_prompts_is_the_one_computed() -> None:
     text = (DOCS / "power.md").read_text(encoding="utf-8")
     rows = table(text, "| spread s | half-width 0.2 | 0.1 | 0.05 | 0.025 |")
-    spreads = tuple(float(spread) for spread in rows)
-    assert [[spread, *cells] for spread, cells in rows.items()] == spread_table(spreads, (0.2, 0.1, 0.05, 0.025))
+    needed = {spread: [f"{units_needed(float(spread), h):.0f}" for h in (0.2, 0.1, 0.05, 0.025)] for spread in rows}
+    assert rows == needed

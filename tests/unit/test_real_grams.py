@@ -17,11 +17,11 @@ import pyarrow.parquet as pq
 import pytest
 import yaml
 
-from grpo_sweeps.report import rules
 from grpo_sweeps.report.build import build
-from grpo_sweeps.report.claims import rank_of_few
-from grpo_sweeps.report.query import load_sweep
-from grpo_sweeps.report.table import pooled, usable_groups
+from grpo_sweeps.report.claims import rules
+from grpo_sweeps.report.claims.ranks import rank_of_few
+from grpo_sweeps.report.read.query import load_sweep
+from grpo_sweeps.report.tables.pooled import pooled, usable_groups
 from grpo_sweeps.spectra import effective_rank, eigenvalue_error, eigenvalues, summary
 from grpo_sweeps.spectra.equal import same_as_by_cosine
 from grpo_sweeps.spectra.floor import floor_interval, tolerance

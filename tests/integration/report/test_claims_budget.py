@@ -6,12 +6,12 @@ import dataclasses
 
 import pytest
 
-from grpo_sweeps.report import rules
-from grpo_sweeps.report.claims import judge_claims
-from grpo_sweeps.report.claims_budget import budget_pairs, extra_cells, gain_difference
-from grpo_sweeps.report.query import load_sweep
-from grpo_sweeps.report.rules import CONTRADICTED, HOLDS, UNDECIDED
-from grpo_sweeps.report.table import accuracy_by_step
+from grpo_sweeps.report.claims import rules
+from grpo_sweeps.report.claims.budget import budget_pairs, extra_cells, gain_difference
+from grpo_sweeps.report.claims.rules import CONTRADICTED, HOLDS, UNDECIDED
+from grpo_sweeps.report.claims.verdicts import judge_claims
+from grpo_sweeps.report.read.query import load_sweep
+from grpo_sweeps.report.tables.pooled import accuracy_by_step
 from grpo_sweeps.tracking.local import LocalRecord
 
 pytestmark = pytest.mark.integration

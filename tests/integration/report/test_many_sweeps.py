@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from grpo_sweeps.report.best_size import best_size
-from grpo_sweeps.report.query import load_sweep
+from grpo_sweeps.report.design.best_size import best_size
+from grpo_sweeps.report.read.query import load_sweep
 from tests.unit.report.exact_runs import enumerations, truth, write_exact
 
 pytestmark = pytest.mark.integration

@@ -18,13 +18,14 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from grpo_sweeps.report import formats, table
+from grpo_sweeps.publish import formats
+from grpo_sweeps.publish.drawing import Plot, render
 from grpo_sweeps.report.__main__ import main
 from grpo_sweeps.report.build import build
-from grpo_sweeps.report.drawing import Plot, render
-from grpo_sweeps.report.finding import PAPER_SAYS, Claim
-from grpo_sweeps.report.missing import missing
-from grpo_sweeps.report.query import load_sweep
+from grpo_sweeps.report.claims.finding import PAPER_SAYS, Claim
+from grpo_sweeps.report.read.query import load_sweep
+from grpo_sweeps.report.remarks import missing
+from grpo_sweeps.report.tables import pooled as table
 from tests.unit.report.conftest import wait
 
 pytestmark = pytest.mark.integration
@@ -83,7 +84,7 @@ def hostile(write, tmp_path_factory):
             )  # fmt: skip
     plots: list[Plot] = []
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("grpo_sweeps.report.build.render", lambda plot: (plots.append(plot), render(plot))[1])
+        patch.setattr("grpo_sweeps.publish.drawing.render", lambda plot: (plots.append(plot), render(plot))[1])
         out, claims = build("two", tmp_path / "runs", tmp_path / "out", ["python", "-m", "grpo_sweeps.report"])
     return Report(out, tmp_path / "runs", claims, plots)
 

@@ -15,8 +15,8 @@ import pytest
 from grpo_sweeps import check, run
 from grpo_sweeps.models import tiny_path
 from grpo_sweeps.report.__main__ import main as report
-from grpo_sweeps.report.query import load_sweep
-from grpo_sweeps.report.wrong import wrong
+from grpo_sweeps.report.read.query import load_sweep
+from grpo_sweeps.report.remarks import wrong
 from grpo_sweeps.sweep import flight
 from grpo_sweeps.sweep.ledger import Decision
 from grpo_sweeps.sweep.plan import PlannedRun

@@ -25,7 +25,7 @@ from grpo_sweeps.credit.page import (
 from grpo_sweeps.credit.sampling import Sampled
 from grpo_sweeps.credit.shares import Starts, Values, shares
 from grpo_sweeps.engine.rollouts import Rollout
-from grpo_sweeps.report.drawing import render
+from grpo_sweeps.publish.drawing import render
 from grpo_sweeps.types import Problem
 
 HOSTILE = ["<script>alert(1)</script>", '"><b>', "a\u202eb", "=1+1\n", "{{ 7 * 7 }}"]

@@ -15,8 +15,8 @@ from grpo_sweeps.config import RunConfig, to_mapping
 from grpo_sweeps.loop.rollouts import rollouts_with_advantages
 from grpo_sweeps.loop.setup import prepare
 from grpo_sweeps.loop.train import train
-from grpo_sweeps.report.best_size import best_size, step_sums
-from grpo_sweeps.report.query import load_sweep
+from grpo_sweeps.report.design.best_size import best_size, step_sums
+from grpo_sweeps.report.read.query import load_sweep
 from tests.unit.loop.test_step import slow_gradient
 
 MakeConfig = Callable[..., RunConfig]

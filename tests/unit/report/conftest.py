@@ -137,7 +137,7 @@ def undrawn(monkeypatch: pytest.MonkeyPatch) -> None:
         panels = (f"_{i}.svg" for i in range(1, len(plot.panels) + 1))
         return {f"{plot.name}{end}": b"" for end in (".png", ".pdf", *panels)}
 
-    monkeypatch.setattr("grpo_sweeps.report.build.render", blank)
+    monkeypatch.setattr("grpo_sweeps.publish.drawing.render", blank)
 
 
 @pytest.fixture(scope="session")

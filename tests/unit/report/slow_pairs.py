@@ -7,8 +7,8 @@ import math
 
 import numpy as np
 
-from grpo_sweeps.report.advantages import TAILS
-from grpo_sweeps.report.unbiased import UNBIASED
+from grpo_sweeps.paper import TAILS
+from grpo_sweeps.report.measure.pairs import UNBIASED
 from grpo_sweeps.spectra.records import own_precision
 from grpo_sweeps.types import GroupRecord
 from tests.unit.slow_kernels import by_kernels

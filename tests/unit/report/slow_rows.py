@@ -8,17 +8,17 @@ import numpy as np
 import pandas as pd
 
 from grpo_sweeps import spectra
-from grpo_sweeps.report.draws import NULL_SEED
-from grpo_sweeps.report.measure import (
+from grpo_sweeps.report.measure.rows import ADVANTAGES, MEASURED, PLAIN
+from grpo_sweeps.report.measure.spectral import (
     CONTROLS,
     MATRICES,
     NULL_DRAWS,
+    NULL_SEED,
     OTHER_NULLS,
     QUANTITIES,
     RANK_NULLS,
     STD_EPS,
 )
-from grpo_sweeps.report.rows import ADVANTAGES, MEASURED, PLAIN
 from grpo_sweeps.spectra import Array
 from grpo_sweeps.spectra.equal import merged
 from grpo_sweeps.spectra.floor import floor_interval

@@ -7,12 +7,20 @@ import dataclasses
 import numpy as np
 import pytest
 
-from grpo_sweeps.report.best_size import DRAWS, FLOOR, QUANTITIES, best_size, best_size_table, best_sizes
-from grpo_sweeps.report.best_size_page import best_size_figure, best_size_section
+from grpo_sweeps.publish.drawing import render
 from grpo_sweeps.report.build import build
-from grpo_sweeps.report.drawing import render
-from grpo_sweeps.report.query import load_sweep
-from grpo_sweeps.report.rules import UNDECIDED
+from grpo_sweeps.report.claims.rules import UNDECIDED
+from grpo_sweeps.report.design.best_size import (
+    DRAWS,
+    FLOOR,
+    QUANTITIES,
+    best_size,
+    best_size_section,
+    best_size_table,
+    best_sizes,
+)
+from grpo_sweeps.report.figures.group_size import best_size_figure
+from grpo_sweeps.report.read.query import load_sweep
 from tests.unit.report.exact_runs import enumerations, truth, write_exact
 
 G = 8

@@ -9,12 +9,11 @@ from collections import Counter
 import numpy as np
 import pytest
 
-from grpo_sweeps.report import rules
-from grpo_sweeps.report.claims import claims_frame, claims_markdown, judge_claims
-from grpo_sweeps.report.finding import ESTIMATORS
-from grpo_sweeps.report.query import load_sweep
-from grpo_sweeps.report.rules import CONTRADICTED, HOLDS, UNDECIDED, UNDEFINED
-from grpo_sweeps.report.undecided import NEEDS
+from grpo_sweeps.report.claims import rules
+from grpo_sweeps.report.claims.finding import ESTIMATORS
+from grpo_sweeps.report.claims.rules import CONTRADICTED, HOLDS, UNDECIDED, UNDEFINED
+from grpo_sweeps.report.claims.verdicts import NEEDS, claims_frame, claims_markdown, judge_claims
+from grpo_sweeps.report.read.query import load_sweep
 
 SPECTRA = ("C7", "C8", "C10")
 

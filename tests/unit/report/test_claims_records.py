@@ -8,13 +8,13 @@ import numpy as np
 import pytest
 
 from grpo_sweeps.maths.intervals import Interval
-from grpo_sweeps.report import rules
 from grpo_sweeps.report.__main__ import main
-from grpo_sweeps.report.claims import error_lines, judge_claims
-from grpo_sweeps.report.claims_gradient import slope
-from grpo_sweeps.report.query import load_sweep
-from grpo_sweeps.report.rules import CONTRADICTED, HOLDS, UNDECIDED, UNDEFINED
-from grpo_sweeps.report.table import usable_groups
+from grpo_sweeps.report.claims import rules
+from grpo_sweeps.report.claims.gradient import slope
+from grpo_sweeps.report.claims.rules import CONTRADICTED, HOLDS, UNDECIDED, UNDEFINED
+from grpo_sweeps.report.claims.verdicts import error_lines, judge_claims
+from grpo_sweeps.report.read.query import load_sweep
+from grpo_sweeps.report.tables.pooled import usable_groups
 
 PREFIX = "grpo_sweeps.estimators.group."
 

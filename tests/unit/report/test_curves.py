@@ -12,11 +12,11 @@ import pytest
 from matplotlib import pyplot as plt
 from scipy import stats
 
+from grpo_sweeps.publish.drawing import render
 from grpo_sweeps.report.build import build
-from grpo_sweeps.report.curves import METRICS, SILENT, VALUES, WINDOWS, curve_table
-from grpo_sweeps.report.curves_figure import MARKS, MOST_ARMS, curves_figures
-from grpo_sweeps.report.drawing import render
-from grpo_sweeps.report.query import load_sweep
+from grpo_sweeps.report.figures.by_step import MARKS, MOST_ARMS, curves_figures
+from grpo_sweeps.report.read.query import load_sweep
+from grpo_sweeps.report.tables.logged import METRICS, SILENT, VALUES, WINDOWS, curve_table
 from grpo_sweeps.tracking.local import LocalRecord
 
 LOGGED = [name for name in VALUES if name not in SILENT]

@@ -7,15 +7,15 @@ import re
 
 import pytest
 
-from grpo_sweeps.report import by_k_figure as by_k_module
-from grpo_sweeps.report.by_k_figure import by_k_figure
-from grpo_sweeps.report.claims import judge_claims
-from grpo_sweeps.report.claims_ranks import DEFINITIONS
-from grpo_sweeps.report.drawing import render
-from grpo_sweeps.report.measure import QUANTITIES
-from grpo_sweeps.report.query import load_sweep
-from grpo_sweeps.report.rules import CONTRADICTED, HOLDS, UNDECIDED
-from grpo_sweeps.report.table import by_k
+from grpo_sweeps.publish.drawing import render
+from grpo_sweeps.report.claims.ranks import DEFINITIONS
+from grpo_sweeps.report.claims.rules import CONTRADICTED, HOLDS, UNDECIDED
+from grpo_sweeps.report.claims.verdicts import judge_claims
+from grpo_sweeps.report.figures import by_k as by_k_module
+from grpo_sweeps.report.figures.by_k import by_k_figure
+from grpo_sweeps.report.measure.spectral import QUANTITIES
+from grpo_sweeps.report.read.query import load_sweep
+from grpo_sweeps.report.tables.pooled import by_k
 
 
 def said(sweep):

@@ -6,7 +6,7 @@ from types import SimpleNamespace
 
 import pandas as pd
 
-from grpo_sweeps.report.float32 import COLUMNS, ENDS, QUANTITIES, float32_section, float32_table
+from grpo_sweeps.report.tables.logged import COMPARED, ENDS, FLOAT32_COLUMNS, float32_section, float32_table
 
 RUN = {"run": "a", "arm": "all", "R": 8, "seed": 0}
 
@@ -16,10 +16,10 @@ def sweep_of(rows: list[dict[str, object]]) -> SimpleNamespace:
 
 
 def test_one_row_per_run_that_compared() -> None:
-    values = {f"float32/{q}{end}": 0.01 * i for i, q in enumerate(QUANTITIES) for end in ENDS}
+    values = {f"float32/{q}{end}": 0.01 * i for i, q in enumerate(COMPARED) for end in ENDS}
     compared = {**RUN, "step": 0, "float32/groups": 16.0, "float32/entry": 0.039, **values}
     table = float32_table(sweep_of([compared, {**RUN, "step": 1}]))
-    assert list(table.columns) == COLUMNS and len(table) == 1
+    assert list(table.columns) == FLOAT32_COLUMNS and len(table) == 1
     assert table.loc[0, "participation_ratio_high"] == 0.01 and table.loc[0, "dtype"] == "bfloat16"
     (section,) = float32_section(table)
     shown = ("0.00 [0.00, 0.00]", "1.00 [1.00, 1.00]", "2.00 [2.00, 2.00]")

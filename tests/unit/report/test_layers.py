@@ -9,14 +9,13 @@ import numpy as np
 import pandas as pd
 import pytest
 
+from grpo_sweeps.publish.drawing import render
 from grpo_sweeps.report.build import build
-from grpo_sweeps.report.drawing import render
-from grpo_sweeps.report.layer_figure import layer_figure
-from grpo_sweeps.report.layers import COLUMNS, layer_remarks, layer_table
-from grpo_sweeps.report.missing import missing
-from grpo_sweeps.report.part_names import KINDS, TIED, kind_of, layer_of, parts_of
-from grpo_sweeps.report.parts import run_parts
-from grpo_sweeps.report.query import load_sweep
+from grpo_sweeps.report.figures.layers import layer_figure
+from grpo_sweeps.report.measure.parts import KINDS, TIED, kind_of, layer_of, parts_of, run_parts
+from grpo_sweeps.report.read.query import load_sweep
+from grpo_sweeps.report.remarks import missing
+from grpo_sweeps.report.tables.layers import COLUMNS, layer_remarks, layer_table
 from grpo_sweeps.types import GroupRecord
 
 NAMES = (

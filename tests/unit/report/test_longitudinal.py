@@ -6,11 +6,11 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from grpo_sweeps.report import longitudinal
-from grpo_sweeps.report.drawing import render
-from grpo_sweeps.report.longitudinal import change, parts_of_change, q3, tables, third_of
-from grpo_sweeps.report.longitudinal_figure import longitudinal_figure, rank_by_window
-from grpo_sweeps.report.query import load_sweep
+from grpo_sweeps.publish.drawing import render
+from grpo_sweeps.report.claims import training
+from grpo_sweeps.report.claims.training import change, parts_of_change, q3, tables, third_of
+from grpo_sweeps.report.figures.rank_change import longitudinal_figure, rank_by_window
+from grpo_sweeps.report.read.query import load_sweep
 from grpo_sweeps.spectra import null_effective_rank
 
 
@@ -68,7 +68,7 @@ def test_what_only_one_third_has_is_left_out_and_said():
 
 
 def test_few_prompts_say_nothing():
-    groups = made([0.2, 0.6, 0.2], [0.2, 0.6, 0.2], null, prompts=longitudinal.MIN_PROMPTS - 1)
+    groups = made([0.2, 0.6, 0.2], [0.2, 0.6, 0.2], null, prompts=training.MIN_PROMPTS - 1)
     assert q3("arm", {4: groups}).findings[0].measured == "nothing measured"
 
 

@@ -7,9 +7,9 @@ import json
 import pytest
 
 from grpo_sweeps.report.__main__ import main
-from grpo_sweeps.report.arms import find_arms
-from grpo_sweeps.report.missing import missing
-from grpo_sweeps.report.query import ReportError, load_sweep
+from grpo_sweeps.report.read.arms import find_arms
+from grpo_sweeps.report.read.query import ReportError, load_sweep
+from grpo_sweeps.report.remarks import missing
 from tests.unit.report.conftest import wait
 
 

@@ -8,10 +8,10 @@ import math
 import numpy as np
 import pytest
 
-from grpo_sweeps.report import permutation
-from grpo_sweeps.report.measure import Groups
-from grpo_sweeps.report.pairs import pair_columns
-from grpo_sweeps.report.permutation import assignments, least_p, permutation_columns
+from grpo_sweeps.report.measure import permutation
+from grpo_sweeps.report.measure.pairs import pair_columns
+from grpo_sweeps.report.measure.permutation import assignments, least_p, permutation_columns
+from grpo_sweeps.report.measure.spectral import Groups
 
 
 def groups_of(gram_NRR, rewards_NR, advantages_NR=None, factor=1.0, scores=True) -> Groups:

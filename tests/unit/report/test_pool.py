@@ -11,14 +11,23 @@ import pytest
 
 from grpo_sweeps.estimators import grpo, grpo_std, rloo
 from grpo_sweeps.exact import group_moments, one_group_weights
-from grpo_sweeps.report import pool_table
-from grpo_sweeps.report.best_size import best_sizes
+from grpo_sweeps.publish.drawing import render
 from grpo_sweeps.report.build import build
-from grpo_sweeps.report.drawing import render
-from grpo_sweeps.report.pool import ESTIMATORS, SUBSETS, Pools, mixed_share, moments, orders, pool_values, sizes_of
-from grpo_sweeps.report.pool_page import found_words, pool_figure, pool_section
-from grpo_sweeps.report.pool_table import pool_studies, ratio
-from grpo_sweeps.report.query import load_sweep
+from grpo_sweeps.report.design import pool as pool_table
+from grpo_sweeps.report.design.best_size import best_sizes
+from grpo_sweeps.report.design.pool import found_words, pool_section, pool_studies, ratio
+from grpo_sweeps.report.figures.group_size import pool_figure
+from grpo_sweeps.report.measure.pool import (
+    ESTIMATORS,
+    SUBSETS,
+    Pools,
+    mixed_share,
+    moments,
+    orders,
+    pool_values,
+    sizes_of,
+)
+from grpo_sweeps.report.read.query import load_sweep
 from grpo_sweeps.science.budget import Budget
 from grpo_sweeps.science.claim import Prompt
 from tests.unit.report.exact_runs import enumerations, write_exact

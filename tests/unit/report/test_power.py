@@ -10,11 +10,11 @@ import pandas as pd
 import pytest
 
 from grpo_sweeps.maths.intervals import mean_interval, t_quantile
-from grpo_sweeps.report.best_size import best_sizes
-from grpo_sweeps.report.claims_gradient import slope
-from grpo_sweeps.report.power import Need, needs, power_section, power_table, spread_of, units_needed
-from grpo_sweeps.report.query import load_sweep
-from grpo_sweeps.report.table import pooled, usable_groups
+from grpo_sweeps.report.claims.gradient import slope
+from grpo_sweeps.report.design.best_size import best_sizes
+from grpo_sweeps.report.design.power import Need, needs, power_section, power_table, spread_of, units_needed
+from grpo_sweeps.report.read.query import load_sweep
+from grpo_sweeps.report.tables.pooled import pooled, usable_groups
 from grpo_sweeps.tracking.local import LocalRecord
 from tests.unit.report.exact_runs import enumerations, write_exact
 

@@ -8,8 +8,8 @@ import time
 import numpy as np
 import pytest
 
-from grpo_sweeps.report.arms import find_arms
-from grpo_sweeps.report.query import ReportError, find_sweep, load_sweep
+from grpo_sweeps.report.read.arms import find_arms
+from grpo_sweeps.report.read.query import ReportError, find_sweep, load_sweep
 from grpo_sweeps.spectra import summary
 from grpo_sweeps.sweep.identity import IRRELEVANT
 from grpo_sweeps.tracking.local import read_groups

@@ -9,11 +9,11 @@ import numpy as np
 import pandas as pd
 import pytest
 
+from grpo_sweeps.maths.feasibility import effective_rank_range, effective_rank_ranges
 from grpo_sweeps.maths.intervals import Clusters, mean_interval, mean_over
-from grpo_sweeps.report import cache
 from grpo_sweeps.report.build import build
-from grpo_sweeps.report.feasibility import effective_rank_range, effective_rank_ranges
-from grpo_sweeps.report.query import load_sweep
+from grpo_sweeps.report.read import cache
+from grpo_sweeps.report.read.query import load_sweep
 from grpo_sweeps.tracking.local import LocalRecord, read_evals, read_groups, record_tables
 from tests.unit.report.slow_rows import group_rows
 
@@ -79,7 +79,7 @@ def test_a_second_reading_takes_every_number_from_the_cache(one, monkeypatch):
     first = load(one)
     kept = list((one / ".cache").iterdir())
     assert [p.name for p in kept] == [next((one / "grams").glob("*.parquet")).stem + cache.SUFFIX]
-    monkeypatch.setattr("grpo_sweeps.report.segments.table_rows", lambda *_: pytest.fail("measured again"))
+    monkeypatch.setattr("grpo_sweeps.report.read.cache.table_rows", lambda *_: pytest.fail("measured again"))
     (one / "grams" / "journal.jsonl").unlink(missing_ok=True)
     pd.testing.assert_frame_equal(load(one).groups, first.groups, check_exact=True)
 

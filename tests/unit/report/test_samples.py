@@ -5,8 +5,8 @@ from __future__ import annotations
 import shutil
 
 from grpo_sweeps.report.build import build
-from grpo_sweeps.report.query import load_sweep
-from grpo_sweeps.report.samples import samples, silent_cells
+from grpo_sweeps.report.page import samples, silent_cells
+from grpo_sweeps.report.read.query import load_sweep
 from grpo_sweeps.tracking.local import LocalRecord
 from grpo_sweeps.types import Completion
 

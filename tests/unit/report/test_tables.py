@@ -5,12 +5,16 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from grpo_sweeps.report import drawing, measure, page, table
-from grpo_sweeps.report.drawing import Panel, Plot, render, styles
-from grpo_sweeps.report.figures import figures
-from grpo_sweeps.report.layers import layer_table
-from grpo_sweeps.report.missing import missing
-from grpo_sweeps.report.query import load_sweep
+from grpo_sweeps.publish import drawing
+from grpo_sweeps.publish.drawing import Panel, Plot, render
+from grpo_sweeps.report import page
+from grpo_sweeps.report.build import spectral_plots
+from grpo_sweeps.report.figures.look import styles
+from grpo_sweeps.report.measure import spectral as measure
+from grpo_sweeps.report.read.query import load_sweep
+from grpo_sweeps.report.remarks import missing
+from grpo_sweeps.report.tables import pooled as table
+from grpo_sweeps.report.tables.layers import layer_table
 
 
 def test_missing_cells_seeds_commits_divergence(write, tmp_path):
@@ -133,7 +137,7 @@ def test_figures_are_drawn_with_embedded_fonts_and_distinct_styles(paper_sweep):
     sweep = load_sweep("paper", paper_sweep)
     looks = styles(sweep).values()
     assert len({s.color for s in looks}) == len({str(s.line) for s in looks}) == len({s.marker for s in looks}) == 3
-    plot = figures(sweep, table.by_k(sweep), layer_table(sweep))[3]
+    plot = spectral_plots(sweep, table.by_k(sweep), layer_table(sweep))[3]
     files = render(plot)
     assert set(files) == {"fig4.png", "fig4.pdf", "fig4_1.svg"}
     assert b"/FontFile2" in files["fig4.pdf"] and files["fig4.png"].startswith(b"\x89PNG")

@@ -8,12 +8,12 @@ import numpy as np
 import pandas as pd
 import pytest
 
+from grpo_sweeps.publish.drawing import render
 from grpo_sweeps.report.build import build
-from grpo_sweeps.report.claims import judge_claims
-from grpo_sweeps.report.drawing import render
-from grpo_sweeps.report.query import load_sweep
-from grpo_sweeps.report.update_figure import update_figure
-from grpo_sweeps.report.updates import SHOWN_STEPS, shown_steps, update_parts, update_steps
+from grpo_sweeps.report.claims.verdicts import judge_claims
+from grpo_sweeps.report.figures.layers import update_figure
+from grpo_sweeps.report.read.query import load_sweep
+from grpo_sweeps.report.tables.layers import SHOWN_STEPS, shown_steps, update_parts, update_steps
 from grpo_sweeps.tracking.local import LocalRecord
 from grpo_sweeps.types import UpdateRecord
 

@@ -1,0 +1,155 @@
+"""What arXiv 2606.29238 says, once: its claims in our words, where they stand, and its numbers.
+
+Pure data. The sweep report (`report.claims`) and the theory report (`science`) judge these statements; `docs/claims/`
+has a page for each.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+ARXIV = "2606.29238"
+BEST_SIZE_ARXIV = "2603.01162"  # the paper on the best group size
+MODEL = "Nemotron-4B"
+"""The model that the paper's figures are about."""
+
+
+@dataclass(frozen=True)
+class Statement:
+    """One claim of the paper.
+
+    title: what it is about. place: where it stands, or its subject where it has no number. words: what the paper says,
+    in our words. in_brief: the same for the sweep report, where that says it shorter.
+    """
+
+    title: str
+    place: str
+    words: str
+    in_brief: str = ""
+
+    @property
+    def brief(self) -> str:
+        """`in_brief`, or `words` where these are brief enough."""
+        return self.in_brief or self.words
+
+
+STATEMENTS = {
+    "C1": Statement(
+        "one advantage for all tokens",
+        "Theorem 3.1",
+        "With a reward for the outcome alone every token of a rollout has the same advantage.",
+        "Under outcome reward every token of a rollout has the same advantage.",
+    ),
+    "C2": Statement("zero sum", "4.1(i)", "The advantages of a group sum to zero."),
+    "C3": Statement(
+        "variance and covariance of advantages",
+        "4.1(ii), (iii)",
+        "Var A = (R-1)/R sigma^2, and two advantages of a group have the covariance -sigma^2/R.",
+        "Var A = (R-1)/R sigma^2 and Cov(A_i, A_j) = -sigma^2/R.",
+    ),
+    "C4": Statement(
+        "the tail of an advantage",
+        "4.1(iv)",
+        "The chance of an advantage above eps is at most (R-1) sigma^2 / (R eps^2).",
+        "P(|A| > eps) is at most (R-1) sigma^2 / (R eps^2).",
+    ),
+    "C5": Statement(
+        "the norm of the gradient and the spread of rewards",
+        "Corollary 4.2",
+        "The norm of the gradient scales with sigma_r and vanishes as the number k of right rollouts nears 0 or R.",
+    ),
+    "C6": Statement(
+        "sparsity of the gradient",
+        "gradient sparsity",
+        "The gradient becomes sparser during training.",
+        "The sparsity of the gradient grows over training.",
+    ),
+    "C7": Statement(
+        "rank at most R - 1",
+        "rank bound",
+        "The zero sum of the advantages leaves the gradient matrix a rank of at most R - 1.",
+        "The zero-sum advantages bound the rank of the gradient matrix by R - 1.",
+    ),
+    "C8": Statement(
+        "effective rank of about 2",
+        "rank of about 2",
+        "The effective rank is about 2 for every R, a consequence of the zero-sum constraint.",
+    ),
+    "C9": Statement(
+        "scores cluster in few directions",
+        "clustered scores",
+        "The scores of a group cluster in few directions.",
+    ),
+    "C10": Statement(
+        "Table 1",
+        "Table 1",
+        "Top-1 fractions 0.6-0.7, 0.7-0.8, 0.5-0.6 with an effective rank of about 2 at R = 2, 4, 8.",
+        "Table 1: top-1 fraction 0.6-0.7, 0.7-0.8, 0.5-0.6 with effective rank about 2 at R = 2, 4, 8.",
+    ),
+    "C11": Statement(
+        "larger groups and learning",
+        "Figure 3",
+        "A larger group only refines the same two directions, and yet learns faster.",
+        "A larger R only refines the same two directions, and yet learns faster.",
+    ),
+    "C12": Statement(
+        "Hoeffding's table",
+        "A.2",
+        "A table of Hoeffding's bound on the error of the group mean for R = 2 to 16 and eps = 0.3, 0.2, 0.1, with "
+        "R = 4, eps = 0.3 called vacuous.",
+        "The table of Hoeffding bounds in A.2.",
+    ),
+    "C13": Statement(
+        "bias over many turns",
+        "Equation 23",
+        "In many turns the bias of the group baseline grows linearly with the stage.",
+        "In several turns the bias grows linearly with the stage.",
+    ),
+    "C14": Statement(
+        "the rollout's own reward in the baseline",
+        "Section 9",
+        "The group mean contains the rollout's own reward, which makes a bias of order 1/R.",
+        "The group mean contains the rollout's own reward, a bias of order 1/R.",
+    ),
+    "C15": Statement(
+        "the baseline of least variance",
+        "best baseline",
+        "The value is the baseline of least variance.",
+    ),
+    "U1": Statement(
+        "the gradient as a U-statistic, and the best group size",
+        f"arXiv {BEST_SIZE_ARXIV}",
+        "The group-mean gradient is a U-statistic; at a fixed number of rollouts its error has a best group size, "
+        "set by the policy alone.",
+    ),
+}
+"""The claims by number; U1 is one of another paper."""
+
+OPEN_QUESTION_3 = "Open question 3: does the effective rank fall as sigma_r falls?"
+
+
+@dataclass(frozen=True)
+class PaperRow:
+    """One row of Table 1, as printed there."""
+
+    effective_rank: float
+    top1_low: float
+    top1_high: float
+
+
+ABOUT_TWO = 2.0
+"""The effective rank that the paper reports at every R."""
+
+MARGIN = 0.25
+"""How "about 2" is read, fixed before any run: a mean effective rank in [1.75, 2.25]."""
+
+TABLE1 = {2: PaperRow(ABOUT_TWO, 0.6, 0.7), 4: PaperRow(ABOUT_TWO, 0.7, 0.8), 8: PaperRow(ABOUT_TWO, 0.5, 0.6)}
+"""Table 1 by R."""
+
+TAILS = (0.1, 0.2, 0.3)
+"""The eps of C4's bound, as in the appendix."""
+
+HOEFFDING_R = (2, 4, 8, 16)
+HOEFFDING_EPS = (0.3, 0.2, 0.1)
+CALLED_VACUOUS = (4, 0.3)
+"""A.2's table of Hoeffding's bound, C12: its rows, its columns, and the R and eps whose bound it calls vacuous."""

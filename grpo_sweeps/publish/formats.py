@@ -1,0 +1,130 @@
+"""Tables as CSV, Markdown and LaTeX. Text from a run is hostile: every writer escapes it for its own format."""
+
+from __future__ import annotations
+
+import io
+import math
+from collections.abc import Sequence
+
+import numpy as np
+import pandas as pd
+
+from grpo_sweeps.maths.intervals import Interval
+
+FORMULA_STARTS = ("=", "+", "-", "@", "\t", "\r")
+LATEX = {
+    "\\": r"\textbackslash{}", "{": r"\{", "}": r"\}", "$": r"\$", "&": r"\&", "#": r"\#", "%": r"\%", "_": r"\_",
+    "^": r"\textasciicircum{}", "~": r"\textasciitilde{}", "<": r"\textless{}", ">": r"\textgreater{}",
+}  # fmt: skip
+
+
+def number(value: object, digits: int = 2) -> str:
+    """A number in a table; a dash where there is none.
+
+    >>> number(1.234), number(-1e-9), number(float("nan")), number(12)
+    ('1.23', '0.00', '–', '12')
+    """
+    if value is None or (isinstance(value, float) and not math.isfinite(value)):
+        return "–"
+    if not isinstance(value, float):
+        return str(value)
+    return f"{round(value, digits) + 0.0:.{digits}f}"  # adding 0.0 turns -0.0 into 0.0
+
+
+def with_interval(mean: float, low: float, high: float, digits: int = 2) -> str:
+    """`1.98 [1.95, 2.01]`; the mean alone where there is no interval.
+
+    >>> with_interval(2.0, 1.9, 2.1)
+    '2.00 [1.90, 2.10]'
+    """
+    text = number(mean, digits)
+    if not (math.isfinite(low) and math.isfinite(high)):
+        return text
+    return f"{text} [{number(low, digits)}, {number(high, digits)}]"
+
+
+def three_digits(*values: float) -> str:
+    """Numbers of any size with three digits; the first alone, or with its two ends.
+
+    >>> three_digits(1234.5, 0.00123, 2e9), three_digits(0.5)
+    ('1,230 [0.00123, 2e+09]', '0.5')
+    """
+    first, *ends = (_in_three_digits(value) if math.isfinite(value) else "–" for value in values)
+    return f"{first} [{', '.join(ends)}]" if ends and np.isfinite(values).all() else first
+
+
+def three_digits_of(interval: Interval) -> str:
+    """`three_digits` of an interval."""
+    return three_digits(interval.mean, interval.low, interval.high)
+
+
+def _in_three_digits(value: float) -> str:
+    """Powers of ten from a million on only.
+
+    >>> _in_three_digits(999.6), _in_three_digits(-45678.0), _in_three_digits(1e6)
+    ('1,000', '-45,700', '1e+06')
+    """
+    text = f"{value:.3g}"
+    return f"{float(text):,.0f}" if "e+" in text and abs(value) < 1e6 else text
+
+
+def csv(frame: pd.DataFrame) -> str:
+    """CSV of full precision. A text cell that a spreadsheet would run as a formula gets a leading apostrophe.
+
+    >>> csv(pd.DataFrame({"a": ["=1+1", "b"], "n": [-1.5, 2.0]})).splitlines()
+    ['a,n', "'=1+1,-1.5", 'b,2.0']
+    """
+    safe = frame.map(lambda v: "'" + v if isinstance(v, str) and v.lstrip(" ").startswith(FORMULA_STARTS) else v)
+    out = io.StringIO()
+    safe.to_csv(out, index=False, lineterminator="\n")
+    return out.getvalue()
+
+
+def markdown(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    """A pipe table; pipes, line breaks and HTML in a cell are escaped.
+
+    >>> print(markdown(["R"], [["a|b"]]), end="")
+    | R |
+    |---|
+    | a\\|b |
+    """
+    lines = [header, *rows]
+    text = ["| " + " | ".join(_markdown_cell(c) for c in line) + " |" for line in lines]
+    return "\n".join([text[0], "|" + "---|" * len(header), *text[1:]]) + "\n"
+
+
+def _markdown_cell(cell: str) -> str:
+    safe = cell.replace("\\", "\\\\").replace("&", "&amp;").replace("<", "&lt;").replace("|", "\\|").replace("`", "\\`")
+    return " ".join(safe.split())
+
+
+def latex_escape(text: str) -> str:
+    """Text with every character that LaTeX would interpret escaped.
+
+    >>> latex_escape("50% of $x_1$")
+    '50\\\\% of \\\\$x\\\\_1\\\\$'
+    """
+    return "".join(LATEX.get(c, c) for c in " ".join(text.split())).replace("–", "--")
+
+
+def latex(header: Sequence[str], rows: Sequence[Sequence[str]], caption: str, label: str) -> str:
+    """A booktabs table (needs \\usepackage{booktabs}); every cell escaped, first column left, others right aligned."""
+    body = [" & ".join(latex_escape(c) for c in row) + r" \\" for row in rows]
+    return "\n".join(
+        [
+            "% needs \\usepackage{booktabs}",
+            r"\begin{table}",
+            r"  \centering",
+            rf"  \caption{{{latex_escape(caption)}}}",
+            rf"  \label{{{label}}}",
+            rf"  \begin{{tabular}}{{l{'r' * (len(header) - 1)}}}",
+            r"    \toprule",
+            "    " + " & ".join(latex_escape(c) for c in header) + r" \\",
+            r"    \midrule",
+            *("    " + line for line in body),
+            r"    \bottomrule",
+            r"  \end{tabular}",
+            r"\end{table}",
+            "",
+        ]
+    )

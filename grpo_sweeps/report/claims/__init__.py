@@ -1,0 +1,1 @@
+"""The rules, and the verdict on each claim of the paper."""

@@ -1,0 +1,119 @@
+"""C2, C3 and C4 of arXiv 2606.29238: what the records of the rewards and advantages say, all-equal groups included."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pandas as pd
+
+from grpo_sweeps.maths.intervals import share_over
+from grpo_sweeps.paper import STATEMENTS, TAILS
+from grpo_sweeps.publish.formats import three_digits, with_interval
+from grpo_sweeps.report.claims import rules
+from grpo_sweeps.report.claims.finding import ERROR, UNKNOWN, Claim, Finding, nothing
+from grpo_sweeps.report.claims.rules import CONTRADICTED, HOLDS, UNDECIDED, all_of
+from grpo_sweeps.report.tables.pooled import clusters
+
+
+def c2(arm: str, kind: str, records: dict[int, pd.DataFrame]) -> Claim:
+    """The largest sum of the advantages of a group.
+
+    kind: see `finding.ESTIMATORS`; empty for an estimator of which no zero sum is asserted.
+    """
+    findings = tuple(_c2_at(R, g, kind) for R, g in records.items())
+    broken = [f for f in findings if f.verdict == CONTRADICTED]
+    remarks = [f"{ERROR}{arm}, R = {f.R}: advantages that must sum to zero do not ({f.measured})." for f in broken]
+    remarks.append(
+        "Each sum is relative to its group's largest value. The zero sum is one of advantages: weights of 1/length, "
+        "or any that differ in a factor between rollouts, do not keep it."
+    )
+    if not kind:
+        remarks.append("The claim is about the group mean; this arm's estimator is another one, its sums are shown.")
+    return Claim("C2", arm, STATEMENTS["C2"].brief, all_of([f.verdict for f in findings]), findings, tuple(remarks))
+
+
+def _c2_at(R: int, records: pd.DataFrame, kind: str) -> Finding:
+    sums = records["advantage_sum"].dropna().astype(float)
+    if not len(sums):
+        return nothing(R, "0")
+    worst = float(sums.max())
+    weights = records["weight_sum"].dropna().astype(float)
+    measured = f"largest |sum of advantages| {worst:.1e} in {len(sums)} groups that have any"
+    if len(weights):
+        measured += f"; |sum of row weights| {weights.mean():.1e} on average, at most {weights.max():.1e}"
+    small = worst <= rules.SUM_TOLERANCE
+    verdict = (HOLDS if small else CONTRADICTED) if kind else UNDECIDED
+    return Finding(R, len(sums), measured, "0 to rounding", verdict, UNKNOWN, "0")
+
+
+def _factors(R: int, kind: str) -> tuple[float, float] | None:
+    """Var A and Cov(A_i, A_j) over sigma^2, for i.i.d. rollouts of a prompt; None where there is no such factor."""
+    if kind == "group mean":
+        return (R - 1) / R, -1 / R
+    return (R / (R - 1), -R / (R - 1) ** 2) if kind == "leave-one-out" else None
+
+
+def c3(arm: str, kind: str, records: dict[int, pd.DataFrame]) -> Claim:
+    """Variance and covariance of the advantages over the variance of the rewards within groups."""
+    findings = tuple(_c3_at(R, g, kind) for R, g in records.items())
+    broken = [f for f in findings if f.verdict == CONTRADICTED]
+    remarks = (
+        *(f"{ERROR}{arm}, R = {f.R}: {f.measured}; expected {f.null}." for f in broken),
+        "An identity here: sigma^2 is the mean over groups of the variance of the rewards within one (ddof 1), so the "
+        "ratios are right in every group. It checks the records. A test of its own would need sigma^2 of a prompt from "
+        "other rollouts at the same weights, that is prompts drawn repeatedly within a step.",
+        "The claim is about the group mean. Leave-one-out has R/(R-1) and -R/(R-1)^2; divided by the group's standard "
+        "deviation an advantage has no such factor.",
+    )
+    return Claim("C3", arm, STATEMENTS["C3"].brief, all_of([f.verdict for f in findings]), findings, remarks)
+
+
+def _c3_at(R: int, records: pd.DataFrame, kind: str) -> Finding:
+    paper = f"{(R - 1) / R:.3f}, {-1 / R:.3f}"
+    variance = float(records["reward_variance"].astype(float).mean()) if len(records) else 0.0
+    if not variance > 0:
+        return nothing(R, paper)
+    square, product = (
+        float(records[name].astype(float).mean()) / variance for name in ("advantage_square", "advantage_product")
+    )
+    expected = _factors(R, kind)
+    measured = f"Var A {square:.4f}, Cov {product:.4f} of sigma^2 = {variance:.4f}"
+    null, verdict = "no factor for this estimator", UNDECIDED
+    if expected is not None:
+        near = np.allclose((square, product), expected, rtol=rules.SUM_TOLERANCE, atol=rules.SUM_TOLERANCE)
+        null, verdict = f"{expected[0]:.4f}, {expected[1]:.4f}", HOLDS if near else CONTRADICTED
+        if near and kind != "group mean":
+            verdict = UNDECIDED  # as it must be for this estimator, of which the paper says nothing
+    return Finding(R, len(records), measured, null, verdict, UNKNOWN, paper)
+
+
+def c4(arm: str, kind: str, records: dict[int, pd.DataFrame]) -> Claim:
+    """The shares of advantages above each eps beside the bound, and the share of mixed groups."""
+    findings = tuple(_c4_at(R, g, kind) for R, g in records.items())
+    remarks = (
+        "Chebyshev's inequality, which holds within every group for the variance of its own rewards: the records "
+        "cannot break it, and a bound of 1 or more says nothing.",
+        "For rewards of 0 and 1 and eps < 1/R the exact chance is that of a mixed group, 1 - p^R - q^R, which rises "
+        "with R. Whether the share of mixed groups follows it "
+        f"{rules.UNDECIDED.removesuffix(' from these runs')} from these runs: p of a prompt at the same weights is "
+        "needed, that is prompts drawn repeatedly within a step.",
+    )
+    return Claim("C4", arm, STATEMENTS["C4"].brief, all_of([f.verdict for f in findings]), findings, remarks)
+
+
+def _c4_at(R: int, records: pd.DataFrame, kind: str) -> Finding:
+    if not len(records):
+        return nothing(R)
+    variance = float(records["reward_variance"].astype(float).mean())
+    shares = [float(records[f"advantage_above_{eps}"].astype(float).mean()) for eps in TAILS]
+    bounds = [(R - 1) * variance / (R * eps**2) for eps in TAILS]
+    mixed = share_over(records["mixed"].astype(bool), clusters(records))
+    measured = "; ".join(f"|A| > {eps:g}: {share:.3f}" for eps, share in zip(TAILS, shares, strict=True))
+    measured += f"; mixed groups {with_interval(mixed.mean, mixed.low, mixed.high, 3)}"
+    paper = "at most " + ", ".join(three_digits(bound) for bound in bounds)
+    paper += f" ({sum(bound >= 1 for bound in bounds)} of {len(bounds)} say nothing)"
+    within = all(share <= bound + rules.SUM_TOLERANCE for share, bound in zip(shares, bounds, strict=True))
+    verdict = (HOLDS if within else CONTRADICTED) if kind == "group mean" else UNDECIDED
+    null = f"0 unless mixed; mixed at most {1 - 2 * math.pow(0.5, R):.3f} at any p"
+    return Finding(R, len(records), measured, null, verdict, mixed, paper)

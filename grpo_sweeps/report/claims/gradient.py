@@ -1,0 +1,236 @@
+"""C5 and C9 of arXiv 2606.29238: the norm of a group's gradient by k, with shuffled advantages as its exact null; the
+inner products of a group's scores, the score-mean null, and the number of directions."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pandas as pd
+from scipy import special
+
+from grpo_sweeps.maths.intervals import Interval, mean_over
+from grpo_sweeps.paper import STATEMENTS
+from grpo_sweeps.publish.formats import three_digits, three_digits_of, with_interval
+from grpo_sweeps.report.claims import rules
+from grpo_sweeps.report.claims.finding import ERROR, UNKNOWN, Claim, Finding, nothing
+from grpo_sweeps.report.claims.rules import CONTRADICTED, UNDECIDED, UNDEFINED, all_of, judge
+from grpo_sweeps.report.measure.permutation import least_p
+from grpo_sweeps.report.tables.pooled import clusters, pooled
+
+SHUFFLED = "Were rewards unrelated to scores, any k of the R rollouts could be the right ones, with the same norm."
+
+
+def slope(groups: pd.DataFrame, alpha: float) -> Interval:
+    """Log-log slope of the root mean square gradient norm by k on sqrt(k(R-k))/R, its interval by the delta method.
+
+    Least squares over the k of at least `rules.MIN_PER_K` groups, weighted by their number: with m_k the mean of the
+    squared norms, x_k = log sqrt(k(R-k))/R, slope = sum n_k (x_k - x) log(m_k)/2 / S, S = sum n_k (x_k - x)^2. A group
+    of squared norm g moves it by (x_k - x) (g/m_k - 1) / (2 S); these are clustered by prompt and seed. NaN where
+    fewer than two values of x are left. n: the groups used.
+    """
+    found, moves = _slope(groups)
+    if not len(moves):
+        return UNKNOWN
+    if not np.isfinite(found):
+        return Interval(math.nan, math.nan, math.nan, len(moves))
+    around = mean_over(moves, clusters(groups.loc[moves.index]), alpha)
+    return Interval(found, found + around.low, found + around.high, len(moves), around.clusters)
+
+
+def slope_moves(groups: pd.DataFrame) -> pd.Series:
+    """By how much each used group moves the slope, times their number: its mean is 0, its interval the slope's. By the
+    index of `groups`; NaN where there is no slope."""
+    return _slope(groups)[1]
+
+
+def _slope(groups: pd.DataFrame) -> tuple[float, pd.Series]:
+    squares = groups["gradient_norm"].astype(float) ** 2
+    counts, means = (squares.groupby(groups["k"].astype(float)).transform(f) for f in ("size", "mean"))
+    used = groups[(counts >= rules.MIN_PER_K) & (means > 0)]
+    if not len(used):
+        return math.nan, pd.Series(dtype=float)
+    k, square, mean = (column[used.index].to_numpy(dtype=float) for column in (groups["k"], squares, means))
+    R = float(used["R"].iloc[0])
+    x = 0.5 * np.log(k * (R - k)) - math.log(R)
+    x -= x.mean()
+    S = float((x**2).sum())
+    if np.ptp(x) < 1e-9:
+        return math.nan, pd.Series(math.nan, index=used.index)
+    found = float((x * 0.5 * np.log(mean)).sum() / S)
+    moves = len(x) * x * (square / mean - 1.0) / (2.0 * S)
+    return found, pd.Series(moves, index=used.index)
+
+
+def c5(arm: str, kind: str, groups: dict[int, pd.DataFrame], records: dict[int, pd.DataFrame], alpha: float) -> Claim:
+    """`groups`: the measured mixed ones by R; `records`: all of them."""
+    findings = tuple(_c5_at(R, g, records[R], kind, alpha) for R, g in groups.items())
+    decided = [f.verdict for f in findings if f.R > 3]  # at R = 2 and 3 there is one value of k(R-k)
+    low, high = rules.SLOPES.get(kind, (math.nan, math.nan))
+    remarks = [
+        f"The rule: slope interval within {low:g} to {high:g} (noise and signal alone), give or take "
+        f"{rules.SLOPE_MARGIN:g}."
+        if kind in rules.SLOPES
+        else "This arm's estimator has no predicted slope: nothing is decided.",
+        "Predicted for one prompt, advantages of the group mean, weights that are one factor times the advantages, and "
+        "right and wrong scores that vary alike; here prompts and steps are pooled, and which prompts have which k may "
+        "tilt the slope.",
+        "Norms are of the rows as weighted in the loss, every k of them in by_k.csv; the slope is of root mean squares "
+        "by k, its interval by the delta method.",
+    ]
+    for R, part in records.items():
+        remarks += _edges(arm, R, part, kind)
+    return Claim("C5", arm, STATEMENTS["C5"].brief, all_of(decided), findings, tuple(remarks))
+
+
+def _c5_at(R: int, groups: pd.DataFrame, records: pd.DataFrame, kind: str, alpha: float) -> Finding:
+    binary = groups[groups["k"].notna()] if len(groups) else groups
+    if not len(binary):
+        return nothing(R)
+    shown = range(1, R) if R <= 8 else sorted({1, R // 4, R // 2, R - R // 4, R - 1})  # by_k.csv has every k
+    by_k = [f"k = {k}: {three_digits_of(pooled(binary[binary['k'] == k], 'gradient_norm'))}" for k in shown]
+    found = slope(binary, alpha)
+    words = with_interval(found.mean, found.low, found.high) if found.known or np.isfinite(found.mean) else "none"
+    measured = f"slope {words}; mean norm {', '.join(by_k)}"
+    low, high = rules.SLOPES.get(kind, (math.nan, math.nan))
+    verdict = UNDECIDED
+    null = "one value of k(R-k): no slope" if R < 4 else "no slope predicted"
+    if R > 3 and kind in rules.SLOPES:
+        verdict = judge(found, low - rules.SLOPE_MARGIN, high + rules.SLOPE_MARGIN, found.n)
+        null = f"noise alone {low:g}, signal alone {high:g}"
+    return Finding(R, len(binary), measured, null, verdict, found, "grows with sigma_r")
+
+
+def _edges(arm: str, R: int, records: pd.DataFrame, kind: str) -> list[str]:
+    """k = 0 and R, where the gradient is exactly zero, and k = 1, where it is not small."""
+    lines = []
+    equal = records[~records["mixed"].astype(bool)] if len(records) else records
+    if len(equal):
+        moving = int((equal["advantage_max"] > 0).sum())
+        words = f"R = {R}: {len(equal)} all-equal groups, of which {moving} have an advantage that is not zero."
+        lines.append(f"{ERROR}{arm}, {words}" if moving and kind else words)
+    lone = records["lone_right"].dropna().astype(float) if len(records) else pd.Series(dtype=float)
+    if len(lone):
+        words = f"R = {R}: a lone right rollout has the advantage {three_digits(lone.mean())} ({len(lone)} groups)"
+        if kind == "group mean":
+            off = float((lone - (1 - 1 / R)).abs().max())
+            words += f"; 1 - 1/R = {three_digits(1 - 1 / R)}, largest difference {off:.0e}"
+            words = f"{ERROR}{arm}, {words}" if off > rules.SUM_TOLERANCE else words
+        lines.append(f"{words}.")
+    return lines
+
+
+def shuffled(arm: str, groups: dict[int, pd.DataFrame], alpha: float) -> Claim:
+    """Exact permutation p-values of w' K w, combined over the groups of each R by the mean mid-p."""
+    findings = tuple(_shuffled_at(R, g, alpha) for R, g in groups.items())
+    verdicts = [f.verdict for f in findings]
+    remarks = [
+        "Exact in each group: w' K w under every assignment of its advantages, a rollout keeping its score and its "
+        "factor (1/length, say). Groups are combined by z = sum of (1/2 - mid-p) over the root of the summed exact "
+        "variances; the interval of the mean mid-p is the normal one, of width from the null.",
+        "A mean mid-p below 1/2: the gradient is longer than chance makes it, because right and wrong rollouts differ "
+        "in their scores' direction or length. Not below: no sign of it, which is no proof of none.",
+        *(
+            f"R = {R}: one group cannot reach a p-value below {three_digits(least_p(R))}"
+            + (", so never .05." if least_p(R) > 0.05 else ".")
+            for R in groups
+            if R > 1
+        ),
+    ]
+    untested = sum(int((g["shuffle_mid_p"].isna()).sum()) for g in groups.values() if len(g))
+    if untested:
+        remarks.append(
+            f"{untested} measured groups have no permutation value: rewards that are not 0 and 1, no Gram of the "
+            "scores, weights that do not follow the advantages, or too many assignments."
+        )
+    verdict = CONTRADICTED if CONTRADICTED in verdicts else UNDECIDED  # chance alone can only fail to be excluded
+    return Claim("Shuffled", arm, SHUFFLED, verdict, findings, tuple(remarks), "The null")
+
+
+def _shuffled_at(R: int, groups: pd.DataFrame, alpha: float) -> Finding:
+    tested = groups[groups["shuffle_mid_p"].notna()] if len(groups) else groups
+    if not len(tested):
+        return nothing(R)
+    mid_p, variance = float(tested["shuffle_mid_p"].mean()), float(tested["shuffle_variance"].sum())
+    below = float((tested["shuffle_p"] < 0.05).mean())
+    if not variance > 0:
+        words = "every assignment gives the same norm: nothing to test"
+        return Finding(R, len(tested), words, "mean mid-p 0.5", UNDECIDED, UNKNOWN)
+    n = len(tested)
+    error = math.sqrt(variance) / n
+    half = float(special.ndtri(1.0 - alpha / 2.0)) * error
+    interval = Interval(mid_p, max(0.0, mid_p - half), min(1.0, mid_p + half), n, (n,))
+    z = (0.5 - mid_p) / error
+    measured = (
+        f"mean mid-p {with_interval(mid_p, interval.low, interval.high, 3)}; z = {z:.2f}, combined one-sided p = "
+        f"{three_digits(float(special.ndtr(-z)))}; p below .05 in {below:.1%} of the groups"
+    )
+    out = n >= rules.MIN_GROUPS and interval.outside(0.5, 0.5)
+    return Finding(R, n, measured, "mean mid-p 0.5", CONTRADICTED if out else UNDECIDED, interval)
+
+
+def directions(groups: pd.DataFrame) -> Interval:
+    """(tr F)^2 / tr F^2 from means over groups of K_ii and of K_ij^2, its interval by the delta method, clustered."""
+    own, square = groups["pair_norm"].astype(float), groups["pair_square"].astype(float)
+    if not len(groups) or not square.mean() > 0:
+        return UNKNOWN
+    found = float(own.mean() ** 2 / square.mean())
+    around = mean_over(found * (2.0 * (own / own.mean() - 1.0) - (square / square.mean() - 1.0)), clusters(groups))
+    return Interval(found, found + around.low, found + around.high, around.n, around.clusters)
+
+
+def score_mean(groups: pd.DataFrame, alpha: float) -> Interval:
+    """Mean of `pair_null`, widened by what the precision of the Grams allows: zero where sampler and trainer agree."""
+    mean = pooled(groups, "pair_null", alpha)
+    error = float(groups.loc[groups["pair_null"].notna(), "pair_error"].astype(float).mean())
+    return Interval(mean.mean, mean.low - error, mean.high + error, mean.n, mean.clusters)
+
+
+def c9(arm: str, groups: dict[int, pd.DataFrame], alpha: float) -> Claim:
+    findings, errors = [], []
+    for R, part in groups.items():
+        finding, failed = _c9_at(R, part, alpha)
+        findings.append(finding)
+        errors += [f"{ERROR}{arm}, {failed}"] if failed else []
+    remarks = (
+        *errors,
+        "The paper does not say what a cluster is or how few is few. What tells is E<psi_i, psi_j>^2 = tr F^2, so "
+        "(tr F)^2 / tr F^2 directions; a mean product of zero does not exclude clusters (psi = +u or -u).",
+        "Products and directions are over mixed groups, whose mean product is not zero; the score-mean null gives the "
+        "mixed pairs of k = 1 and k = R - 1 half their weight, which makes up for the all-equal groups that have no "
+        "Gram. It is zero when rollouts are independent draws of the policy that is differentiated, so it checks that "
+        "sampler and trainer agree; R = 2 has no such combination.",
+        "Expected of one prompt, with S = ||grad J||^2: S/p^2 for two right rollouts, S/q^2 for two wrong ones, "
+        "-S/(pq) for one of each. Pooled over prompts the ratio of squares is one of averages.",
+    )
+    verdict = UNDEFINED if any(f.verdict == UNDEFINED for f in findings) else UNDECIDED
+    return Claim("C9", arm, STATEMENTS["C9"].brief, verdict, tuple(findings), remarks)
+
+
+def _c9_at(R: int, groups: pd.DataFrame, alpha: float) -> tuple[Finding, str]:
+    """The finding, and what an interval that excludes zero says of the sampler."""
+    part = groups[groups["pair_norm"].notna()] if len(groups) else groups
+    if not len(part):
+        return nothing(R), ""
+    products = ", ".join(
+        f"{words} {three_digits_of(pooled(part, f'pair_{name}'))}"
+        if part[f"pair_{name}"].notna().any()
+        else f"{words} –"
+        for name, words in (("all", "all pairs"), ("right", "two right"), ("wrong", "two wrong"), ("between", "mixed"))
+    )
+    null = score_mean(part, alpha)
+    measured = (
+        f"mean product: {products}; mean squared norm {three_digits_of(pooled(part, 'pair_norm'))}; directions "
+        f"{three_digits_of(directions(part))}"
+    )
+    off = null.outside(0.0, 0.0) and null.n >= rules.MIN_GROUPS
+    words = (
+        "score-mean null: not to be had"
+        if math.isnan(null.mean)
+        else f"score-mean null 0: found {three_digits_of(null)}"
+    )
+    failed = (
+        f"R = {R}: the score-mean null is {three_digits_of(null)}, not zero: the rollouts are not draws of the policy "
+        "that is differentiated (temperature, top-p, precision of the sampler, stale weights), or groups were chosen."
+    )
+    return Finding(R, len(part), measured, words, UNDEFINED, null, "few"), failed if off else ""

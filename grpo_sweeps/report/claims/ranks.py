@@ -1,0 +1,318 @@
+"""C7, C8 and C10 of arXiv 2606.29238, the ranks of a group's gradient matrix, and what no data can break of them.
+
+    C7   the zero sum of the advantages leaves the gradient matrix a rank of at most R - 1
+    C8   the effective rank is about 2 for every R, because of the zero-sum constraint; beside it the same rule for the
+         other definitions of rank, which the paper does not mean
+    C10  Table 1's pairs of top-1 fraction and effective rank
+
+The exact assertions (`controls`) hold for any records; where one fails, the records or the code are wrong.
+"""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pandas as pd
+
+from grpo_sweeps.maths.feasibility import cell_range, effective_rank_ranges, energy_in_two
+from grpo_sweeps.maths.intervals import Interval, bounded_interval, linked, share_over
+from grpo_sweeps.paper import ABOUT_TWO, MARGIN, STATEMENTS, TABLE1
+from grpo_sweeps.publish.formats import with_interval
+from grpo_sweeps.report.claims import rules
+from grpo_sweeps.report.claims.finding import ERROR, UNKNOWN, Claim, Finding, nothing
+from grpo_sweeps.report.claims.rules import CONTRADICTED, HOLDS, UNDECIDED, all_of, judge
+from grpo_sweeps.report.measure.spectral import CONTROLS
+from grpo_sweeps.report.tables.pooled import (
+    clusters,
+    pooled,
+    pooled_difference,
+)
+
+DEFINITIONS = {
+    "participation_ratio": "participation ratio",
+    "stable_rank": "stable rank",
+    "entropy_rank": "entropy rank",
+    "numerical_rank": "numerical rank",
+}
+CONTROLS_SAY = (
+    "Neither the signs of the row weights, nor leave-one-out, nor division by the standard deviation changes the "
+    "effective rank of a group; centred rows have a rank of at most R - 1."
+)
+
+
+def rank_with_floor(groups: pd.DataFrame, alpha: float, rank: str = "effective_rank") -> Interval:
+    """Mean effective rank, or another of `spectral.WITH_FLOOR`, its interval widened at each end to what the Grams' own
+    precision allows."""
+    by = clusters(groups)
+    middle, low, high = (pooled(groups, name, alpha, by) for name in (rank, f"{rank}_floor_low", f"{rank}_floor_high"))
+    return Interval(middle.mean, low.low, high.high, middle.n, middle.clusters)
+
+
+def rank_of_few(R: int, groups: pd.DataFrame, alpha: float) -> Interval:
+    """As `rank_with_floor`, by Hoeffding's interval. Groups that share a prompt depend on one another, and where there
+    are several seeds those that share a seed: what hangs together by either counts as one."""
+    labels = pd.factorize(groups["prompt_id"])[0]
+    if groups["seed"].nunique() > 1:
+        labels = linked(labels, pd.factorize(groups["seed"])[0])
+    middle, low, high = (
+        bounded_interval(groups[f"effective_rank{end}"].astype(float), labels, 1.0, R, alpha)
+        for end in ("", "_floor_low", "_floor_high")
+    )
+    return Interval(middle.mean, low.low, high.high, middle.n, middle.clusters)
+
+
+def c7(arm: str, groups: dict[int, pd.DataFrame], alpha: float) -> Claim:
+    """The share of groups whose rank is above R - 1; `groups` by R, from `usable_groups`."""
+    findings = tuple(_c7_at(R, g, alpha) for R, g in groups.items())
+    remarks = (
+        "The zero sum binds the advantages, not the rows: R rows of non-zero weight can have rank R. Only centring the "
+        "rows brings the bound R - 1.",
+        "A theorem that says 'at most' falls to a counterexample from any model.",
+        *(_repeats(R, g) for R, g in groups.items() if len(g)),
+    )
+    return Claim("C7", arm, STATEMENTS["C7"].brief, all_of([f.verdict for f in findings]), findings, remarks)
+
+
+def _repeats(R: int, groups: pd.DataFrame) -> str:
+    """Rollouts of the same text have equal rows, which lower the rank for a reason of their own."""
+    different = groups[groups["distinct"] == R]
+    above = (different["numerical_rank"] > R - 1).mean() if len(different) else math.nan
+    tail = f"of those, {above:.0%} have a rank above {R - 1}" if len(different) else "so the rank says little here"
+    count = f"{len(different)} of {len(groups)}"
+    return f"R = {R}: in {count} groups no text came twice; {tail}."
+
+
+def _c7_at(R: int, groups: pd.DataFrame, alpha: float) -> Finding:
+    share = share_over(groups["numerical_rank"] > R - 1, clusters(groups), alpha)
+    verdict = judge(share, 0.0, rules.TOLERATED_SHARE, len(groups))
+    witnesses = int((groups["numerical_rank"] > R - 1).sum())
+    if witnesses >= rules.WITNESSES and len(groups) >= rules.MIN_GROUPS:
+        verdict = rules.CONTRADICTED
+    blurred = float((groups["resolution"] > rules.RESOLUTION).mean()) if len(groups) else math.nan
+    if verdict == HOLDS and blurred > rules.TOLERATED_SHARE:
+        verdict = UNDECIDED  # a low rank seen through a coarse K is no low rank
+    measured = (
+        f"rank above {R - 1} in {witnesses} groups, {with_interval(share.mean, share.low, share.high)} of them; "
+        f"mean rank {groups['numerical_rank'].mean():.2f}, after centring the rows "
+        f"{groups['centred_numerical_rank'].mean():.2f}"
+        if len(groups)
+        else "nothing measured"
+    )
+    null = f"independent rows: rank {R} in every group"
+    return Finding(R, len(groups), measured, null, verdict, share, f"at most {R - 1}")
+
+
+def c8(arm: str, groups: dict[int, pd.DataFrame], alpha: float, scope: tuple[str, ...]) -> Claim:
+    """The mean effective rank of each R, its exact negative controls, and the other definitions of rank."""
+    findings = tuple(_c8_at(R, g, alpha) for R, g in groups.items())
+    verdict = all_of([f.verdict for f in findings])
+    remarks = [*scope, *(_distinct_rank(R, g) for R, g in groups.items() if len(g))]
+    columns = ["effective_rank", *CONTROLS]
+    measured = [g[columns] for g in groups.values() if len(g)]
+    changes = control_changes(pd.concat(measured) if measured else pd.DataFrame())
+    if changes is None:
+        remarks.append("Exact negative controls: none could be computed (the records hold no Gram of the scores).")
+    elif max(changes.values()) > rules.CONTROL_TOLERANCE:
+        verdict = UNDECIDED
+        remarks.append(f"Exact negative controls FAILED, so the records do not fit together: {_in_words(changes)}.")
+    else:
+        remarks.append(
+            f"Exact negative controls passed (largest relative change of the effective rank: {_in_words(changes)}). "
+            "Neither the signs of the weights nor one factor a group can touch the spectrum, so it is not the zero sum "
+            "of the advantages that sets the effective rank."
+        )
+    if verdict == HOLDS and max(groups) < 4:
+        verdict = UNDECIDED
+        remarks.append("At R = 2 no effective rank exceeds 2: 'for every R' needs a larger R.")
+    remarks += other_definitions(groups, alpha)
+    return Claim("C8", arm, STATEMENTS["C8"].brief, verdict, findings, tuple(remarks))
+
+
+def control_changes(groups: pd.DataFrame) -> dict[str, float] | None:
+    """Largest relative change of the effective rank under each exact control; None when there is nothing to compare."""
+    if not len(groups) or not groups[list(CONTROLS)].notna().any().any():
+        return None
+    return {_control(name): float(groups[name].max()) for name in CONTROLS}
+
+
+def _in_words(changes: dict[str, float]) -> str:
+    return ", ".join(f"{name} {value:.0e}" if value else f"{name} 0" for name, value in changes.items())
+
+
+def _distinct_rank(R: int, groups: pd.DataFrame) -> str:
+    """The effective rank where repeated texts play no part, beside its null: a subset, with its own mix of k."""
+    different = groups[groups["distinct"] == R]
+    if not len(different):
+        return f"R = {R}: every group holds some text twice, so its effective rank is partly a count of texts."
+    rank = different["effective_rank"].astype(float).mean()
+    null = different["null_effective_rank"].astype(float).mean()
+    return (
+        f"R = {R}: {groups['distinct'].mean():.2f} different texts a group on average; in the {len(different)} groups "
+        f"without a repeat the effective rank is {rank:.2f}, orthogonal scores {null:.2f}."
+    )
+
+
+def _c8_at(R: int, groups: pd.DataFrame, alpha: float) -> Finding:
+    if not len(groups):
+        return Finding(R, 0, "nothing measured", "", UNDECIDED, UNKNOWN, "about 2")
+    few = len(groups) < rules.MIN_GROUPS
+    rank = rank_of_few(R, groups, alpha) if few else rank_with_floor(groups, alpha)
+    difference = pooled_difference(groups, alpha)
+    by = " by Hoeffding's interval" if few else ""
+    measured = f"effective rank {with_interval(rank.mean, rank.low, rank.high)}{by}"
+    null = (
+        f"orthogonal scores {groups['null_effective_rank'].mean():.2f}, measured minus null "
+        f"{with_interval(difference.mean, difference.low, difference.high)}"
+    )
+    if groups["null_distinct"].notna().any():
+        null += f"; equal texts counted once {groups['null_distinct'].mean():.2f}"
+    if groups["null_gaussian"].notna().any():
+        null += f"; Gaussian scores with each group's own spectrum {groups['null_gaussian'].mean():.2f}"
+    verdict = judge(rank, ABOUT_TWO - MARGIN, ABOUT_TWO + MARGIN, len(groups))
+    if few and rank.outside(ABOUT_TWO - MARGIN, ABOUT_TWO + MARGIN):
+        verdict = rules.CONTRADICTED
+    return Finding(R, len(groups), measured, null, verdict, rank, "about 2")
+
+
+def other_definitions(groups: dict[int, pd.DataFrame], alpha: float) -> list[str]:
+    """One sentence per definition: what C8's rule would say, had the paper meant it, and the values by R.
+
+    The numerical rank, which the Grams' own precision makes, has no floor: a coarse K can only lower it, so that it
+    does not hold where too many groups are known too coarsely (C7's rule).
+    """
+    measured = {R: g for R, g in groups.items() if len(g)}
+    return [_sentence(name, measured, alpha) for name in DEFINITIONS] if measured else []
+
+
+def _sentence(name: str, groups: dict[int, pd.DataFrame], alpha: float) -> str:
+    verdicts, said = [], []
+    for R, g in groups.items():
+        has_floor = f"{name}_floor_low" in g
+        found = rank_with_floor(g, alpha, name) if has_floor else pooled(g, name, alpha)
+        coarse = not has_floor and float((g["resolution"] > rules.RESOLUTION).mean()) > rules.TOLERATED_SHARE
+        low, high = ABOUT_TWO - MARGIN, ABOUT_TWO + MARGIN
+        judged = rules.judge(found, low, high, len(g))
+        too_low = coarse and (judged == rules.HOLDS or found.high < low)
+        verdicts.append(rules.UNDECIDED if too_low else judged)
+        null = g[f"null_orthogonal_{name}"].astype(float).mean()
+        words = f"R = {R}: {with_interval(found.mean, found.low, found.high)}, orthogonal scores {null:.2f}"
+        said.append(words + (", the Grams too coarse" if too_low else ""))
+    verdict = rules.all_of(verdicts)
+    if verdict == rules.HOLDS and max(groups) < 4:
+        verdict = rules.UNDECIDED
+    return f"By {DEFINITIONS[name]}, by the same rule: {verdict} ({'; '.join(said)})."
+
+
+def c10(arm: str, groups: dict[int, pd.DataFrame], alpha: float, scope: tuple[str, ...]) -> Claim:
+    """Each row of Table 1, and what its printed ranges allow."""
+    findings = tuple(_c10_at(R, g, alpha) for R, g in groups.items() if R in TABLE1)
+    remarks = [*scope, *(_feasibility(R) for R in groups if R in TABLE1)]
+    if 2 in groups:
+        remarks.append("With a rank of at most R - 1 (C7) the R = 2 row would be effective rank 1, top-1 fraction 1.")
+    broken = sum(_infeasible(R, g) for R, g in groups.items())
+    remarks.append(
+        "Every measured group lies within the single-matrix range of its own top-1 fraction."
+        if not broken
+        else f"{broken} groups lie outside the range of their own top-1 fraction: the records do not fit together."
+    )
+    verdict = all_of([f.verdict for f in findings])
+    if broken or (verdict == HOLDS and set(TABLE1) - set(groups)):
+        verdict = UNDECIDED  # the table is confirmed only when each of its rows is
+    return Claim("C10", arm, STATEMENTS["C10"].brief, verdict, findings, tuple(remarks))
+
+
+def _infeasible(R: int, groups: pd.DataFrame) -> int:
+    low_N, high_N = effective_rank_ranges(np.clip(groups["top1_fraction"].to_numpy(np.float64), 1.0 / R, 1.0), R)
+    rank_N = groups["effective_rank"].astype(float).to_numpy()
+    inside_N = (low_N - rules.CONTROL_TOLERANCE <= rank_N) & (rank_N <= high_N + rules.CONTROL_TOLERANCE)
+    return int((~inside_N).sum())
+
+
+def _feasibility(R: int) -> str:
+    """What Table 1's cell allows, by arithmetic on the printed ranges alone."""
+    cell = TABLE1[R]
+    one = cell_range(cell.top1_low, cell.top1_high, R)
+    averages = cell_range(cell.top1_low, cell.top1_high, R, averages=True)
+    text = (
+        f"R = {R}: a top-1 fraction of {cell.top1_low:g}-{cell.top1_high:g} allows an effective rank of {one[0]:.2f}-"
+        f"{one[1]:.2f} in one matrix, {averages[0]:.2f}-{averages[1]:.2f} for averages of groups"
+    )
+    if R > 4:
+        upper = ABOUT_TWO + MARGIN
+        share = energy_in_two(upper, cell.top1_high)
+        text += f"; {upper:g} or less needs {share:.0%} of a matrix's energy in two values"
+    return text + "."
+
+
+def _c10_at(R: int, groups: pd.DataFrame, alpha: float) -> Finding:
+    cell = TABLE1[R]
+    paper = f"top-1 {cell.top1_low:g}-{cell.top1_high:g}, effective rank about {cell.effective_rank:g}"
+    if not len(groups):
+        return Finding(R, 0, "nothing measured", "", UNDECIDED, UNKNOWN, paper)
+    top1, rank = rank_with_floor(groups, alpha, "top1_fraction"), rank_with_floor(groups, alpha)
+    pair = [
+        judge(top1, cell.top1_low, cell.top1_high, len(groups)),
+        judge(rank, cell.effective_rank - MARGIN, cell.effective_rank + MARGIN, len(groups)),
+    ]
+    measured = (
+        f"top-1 {with_interval(top1.mean, top1.low, top1.high)} with effective rank "
+        f"{with_interval(rank.mean, rank.low, rank.high)}; two values hold {groups['top2_fraction'].mean():.0%} of "
+        "the energy"
+    )
+    return Finding(R, len(groups), measured, _top1_null(R, groups), all_of(pair), top1, paper)
+
+
+def _top1_null(R: int, groups: pd.DataFrame) -> str:
+    """Orthogonal scores of equal norm: the energies are w^2, so the top-1 fraction is max w^2 / sum w^2."""
+    k = groups["k"].dropna()
+    if not len(k):
+        return "orthogonal scores: not in closed form for these rewards"
+    top1 = np.maximum(k, R - k) ** 2 / (k * (R - k) * R)
+    return f"orthogonal scores: top-1 {top1.mean():.2f} with effective rank {groups['null_effective_rank'].mean():.2f}"
+
+
+def controls(arm: str, groups: dict[int, pd.DataFrame]) -> Claim:
+    """The controls of one arm; `groups` by R, from `usable_groups`."""
+    findings, errors = [], []
+    for R, part in groups.items():
+        finding, failed = _controls_at(R, part)
+        findings.append(finding)
+        errors += [f"{ERROR}{arm}, R = {R}: {words}." for words in failed]
+    remarks = (
+        *errors,
+        "Changes are relative, the largest of all groups; up to "
+        f"{rules.CONTROL_TOLERANCE:.0e} counts as rounding. Leave-one-out and std are made from the recorded rewards.",
+        "With row weights of 1/length, for stacked groups or after centring the rows leave-one-out and std need not "
+        "agree with the group mean: nothing of that is asserted.",
+    )
+    verdict = all_of([f.verdict for f in findings])
+    return Claim("Controls", arm, CONTROLS_SAY, verdict, tuple(findings), remarks, "Exact, whatever the data")
+
+
+def _controls_at(R: int, groups: pd.DataFrame) -> tuple[Finding, list[str]]:
+    if not len(groups):
+        return nothing(R), []
+    largest = {_control(name): float(groups[name].max()) for name in CONTROLS}
+    scores = not all(math.isnan(value) for value in largest.values())
+    centred = float(groups["centred_numerical_rank"].max())
+    failed = [
+        f"{name} changes the effective rank by {value:.1e} of itself"
+        for name, value in largest.items()
+        if value > rules.CONTROL_TOLERANCE
+    ]
+    if centred > R - 1:
+        failed.append(f"centred rows have rank {centred:g}, above {R - 1}")
+    unit = pooled(groups, "unit_effective_rank")
+    measured = (
+        f"largest change: {_in_words(largest) if scores else 'not known (no Gram of the scores)'}; largest rank "
+        f"after centring {centred:g}; rows of unit norm have effective rank "
+        f"{with_interval(unit.mean, unit.low, unit.high)}"
+    )
+    verdict = CONTRADICTED if failed else HOLDS if scores else UNDECIDED
+    return Finding(R, len(groups), measured, f"0, 0, 0; at most {R - 1}", verdict, UNKNOWN), failed
+
+
+def _control(column: str) -> str:
+    """The name of a control without its prefix."""
+    return column.removeprefix("control_").replace("_", " ")

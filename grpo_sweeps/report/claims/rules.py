@@ -1,0 +1,101 @@
+"""The rules of the report's verdicts, fixed before looking at any run. Changing one is a change of method."""
+
+from __future__ import annotations
+
+from grpo_sweeps.maths.intervals import Interval
+from grpo_sweeps.paper import ABOUT_TWO, MARGIN
+
+HOLDS = "holds in these runs"
+CONTRADICTED = "contradicted by these runs"
+UNDECIDED = "cannot be decided from these runs"
+UNDEFINED = "undefined in the paper"
+ASKED = "a question: shown, not judged"
+
+ALPHA = 0.05
+"""Chance, at most, that any verdict of one report is wrong by the draw of its data (Bonferroni over its tests)."""
+
+TESTS_PER_CELL = 6
+"""Decisive intervals for each arm and R: C5's slope, C7's share of groups, C8's effective rank, the score-mean null of
+C9, C10's top-1 fraction, the mean mid-p of shuffled advantages."""
+
+MIN_GROUPS = 30
+"""Measured mixed groups below which an R is not decided, since Student's t is off for few and skewed values. C8 alone
+can fall to fewer: the effective rank lies in [1, R], and Hoeffding's interval holds for any number of such values."""
+
+TOLERATED_SHARE = 0.05
+"""C7: a bound that more than one group in twenty breaks does not hold."""
+
+WITNESSES = 5
+"""C7: an 'at most' falls to counterexamples; so many groups, each beyond the precision of its K, are asked for."""
+
+RESOLUTION = 1e-3
+"""C7: a group whose eigenvalues are known no better than this part of the largest cannot testify to a low rank."""
+
+CONTROL_TOLERANCE = 1e-6
+"""C8: largest relative change of the effective rank that still counts as rounding in the exact negative controls."""
+
+SUM_TOLERANCE = 1e-6
+"""C2 to C5: largest relative error of an identity of the advantages that still counts as rounding."""
+
+SLOPES = {
+    "group mean": (1.0, 2.0), "leave-one-out": (1.0, 2.0), "std of the step": (1.0, 2.0), "std": (0.0, 1.0),
+}  # fmt: skip
+"""C5: slope of log norm on log sqrt(k(R-k))/R where noise and where signal rules, by kind of advantage."""
+
+SLOPE_MARGIN = 0.25
+"""C5: how far beyond these ends the slope's interval may reach; noise alone sits on an end."""
+
+MIN_PER_K = 5
+"""C5: groups below which a k takes no part in the slope."""
+
+IN_WORDS = (
+    f"Fixed before looking: 'about 2' means a mean effective rank within {MARGIN:g} of {ABOUT_TWO:g}; fewer than "
+    f"{MIN_GROUPS} measured mixed groups at an R decide nothing there, save that C8's effective rank is not 'about 2' "
+    "where Hoeffding's interval, which asks for independent prompts and seeds and for no distribution, excludes it; a "
+    f"rank bound is broken when {WITNESSES} groups "
+    f"exceed it beyond the precision of K, and holds when at most {TOLERATED_SHARE:.0%} do; the gradient's norm "
+    "scales with sigma_r when its log-log slope is between 1 and 2 (0 and 1 after division by the group's standard "
+    f"deviation), give or take {SLOPE_MARGIN:g}; identities hold to {SUM_TOLERANCE:.0e}. Intervals behind verdicts "
+    "are widened so that all verdicts of this report together are wrong by chance with probability about "
+    f"{ALPHA:g} (Bonferroni; Student's t over clusters: more with few or very skewed groups), and by what the "
+    "precision of the records allows. A verdict needs its whole interval on one side; otherwise it says "
+    f"'{UNDECIDED}'."
+)
+
+
+GAIN_MARGIN = 0.01
+"""C11: a larger R learns faster when its gain in accuracy is larger at equal rollouts, the whole interval above 0; it
+does not when the whole interval is below this."""
+
+CELLS_OF_C11 = 6
+"""C11's intervals that count as the tests of one cell; they are there where both budgets are."""
+
+
+def simultaneous_alpha(cells: int) -> float:
+    """Error rate of one interval so that all decisive intervals of a report hold together with 1 - ALPHA.
+
+    >>> simultaneous_alpha(3) == 0.05 / 18
+    True
+    """
+    return ALPHA / (TESTS_PER_CELL * max(1, cells))
+
+
+def judge(interval: Interval, low: float, high: float, groups: int) -> str:
+    """HOLDS when the whole interval is in [low, high], CONTRADICTED when none of it is, UNDECIDED otherwise or with too
+    few groups.
+
+    >>> judge(Interval(2.0, 1.9, 2.1, 40), 1.75, 2.25, 40)
+    'holds in these runs'
+    """
+    if groups < MIN_GROUPS:
+        return UNDECIDED
+    if interval.inside(low, high):
+        return HOLDS
+    return CONTRADICTED if interval.outside(low, high) else UNDECIDED
+
+
+def all_of(verdicts: list[str]) -> str:
+    """A claim about every R: one contradiction is enough; it holds when it does at each R."""
+    if CONTRADICTED in verdicts:
+        return CONTRADICTED
+    return HOLDS if verdicts and set(verdicts) == {HOLDS} else UNDECIDED

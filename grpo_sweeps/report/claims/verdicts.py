@@ -1,0 +1,143 @@
+"""The verdicts on all claims of arXiv 2606.29238, from a sweep's records by the rules of `claims.rules`; as tables.
+
+C2 to C4 are judged in `advantages`, C5, C9 and shuffled advantages in `gradient`, C6 and the open question Q3 in
+`training`, C7, C8, C10 and the exact assertions in `ranks`, C11 in `budget` where a sweep has both budgets; here stand
+the claims that no such record decides.
+
+Every claim says what the paper says, what was measured with its interval, what the null gives, and the verdict in
+words.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pandas as pd
+
+from grpo_sweeps.paper import ARXIV, MODEL, STATEMENTS
+from grpo_sweeps.publish.formats import markdown
+from grpo_sweeps.report.claims import rules
+from grpo_sweeps.report.claims.advantages import c2, c3, c4
+from grpo_sweeps.report.claims.budget import budget_pairs, c11, extra_cells
+from grpo_sweeps.report.claims.finding import EVERY_ARM, Claim, estimator_of
+from grpo_sweeps.report.claims.gradient import c5, c9, shuffled
+from grpo_sweeps.report.claims.ranks import c7, c8, c10, controls
+from grpo_sweeps.report.claims.rules import UNDECIDED
+from grpo_sweeps.report.claims.training import c6, q3
+from grpo_sweeps.report.read.query import Sweep
+from grpo_sweeps.report.tables.pooled import (
+    records_of,
+    usable_groups,
+)
+
+PAPER_MODEL = MODEL.partition("-")[0].lower()  # in the name of every size of it
+CLAIM_COLUMNS = [
+    "claim", "arm", "R", "groups", "paper", "measured", "decisive", "decisive_low", "decisive_high", "null", "verdict",
+    "remarks",
+]  # fmt: skip
+THEORY = "The theory report (python -m grpo_sweeps.theory) has it on policies where everything is exact."
+NEEDS = {
+    "C1": (
+        "a record keeps one advantage and one weight a rollout. Needed: the spread of advantages and of token weights "
+        "within rollouts, which clipping, process rewards, a KL term in the reward or a critic can make. "
+        "What the tokens of one run deserved: python -m grpo_sweeps.credit."
+    ),
+    "C11": (
+        "needed for the second half are runs of estimator=rloo, which is the group mean rescaled by R/(R-1), with "
+        "budget=prompts and with budget=rollouts (+sweeps=group_size), evaluated, with two seeds or more; for the "
+        "first half gradient directions that can be compared between groups: a record keeps inner products within one "
+        "group."
+    ),
+    "C12": (
+        "it is arithmetic, 2 exp(-2 R eps^2), which no run bears on."
+    ),
+    "C13": (
+        "the runs have one turn. Needed: an environment of several turns with known values of its states."
+    ),
+    "C14": (
+        "needed is the exact gradient, or many groups of one prompt at the same weights with their scores in one Gram."
+    ),
+    "C15": (
+        "the best constant of a prompt, E[||psi||^2 r] / E[||psi||^2], needs scores of all its rollouts; all-equal "
+        "groups have no Gram, and most prompts come once. Needed: every group of repeated prompts measured."
+    ),
+}  # fmt: skip
+
+
+def judge_claims(sweep: Sweep) -> list[Claim]:
+    """All claims for all arms, by number, exact controls and the null last. An arm's findings are for the R values that
+    its runs have, measured or not."""
+    pairs = budget_pairs(sweep)
+    alpha = rules.simultaneous_alpha(len(sweep.cells) + extra_cells(pairs))
+    claims: list[Claim] = [c11(sweep, pair, alpha) for pair in pairs]
+    for arm in sorted({arm for arm, _ in sweep.cells}):
+        groups = {R: usable_groups(sweep, arm, R) for a, R in sweep.cells if a == arm}
+        records = {R: records_of(sweep, arm, R) for R in groups}
+        scope, kind = _scope(sweep, arm), estimator_of(sweep, arm)
+        claims += [judge_one(arm, kind, records) for judge_one in (c2, c3, c4)]
+        measured = [c5(arm, kind, groups, records, alpha), c6(arm, records, sweep), c9(arm, groups, alpha)]
+        claims += [replace(claim, remarks=(*scope, *claim.remarks)) for claim in measured]
+        claims += [c7(arm, groups, alpha), c8(arm, groups, alpha, scope), c10(arm, groups, alpha, scope)]
+        claims += [controls(arm, groups), shuffled(arm, groups, alpha), q3(arm, groups)]
+    judged = {claim.id for claim in claims}
+    return sorted([*claims, *(claim for claim in undecided() if claim.id not in judged)], key=_order)
+
+
+def _order(claim: Claim) -> tuple[int, str]:
+    number = claim.id.removeprefix("C")
+    return (int(number) if number.isdigit() else 100), claim.id
+
+
+def error_lines(claims: list[Claim]) -> list[str]:
+    """One line for each exact assertion that failed."""
+    return [f"{claim.id}: {error}" for claim in claims for error in claim.errors]
+
+
+def _scope(sweep: Sweep, arm: str) -> tuple[str, ...]:
+    """Which model the verdict is about, and that it says nothing about another one."""
+    runs = sweep.runs[sweep.runs["arm"] == arm]
+    models = sorted({str(m) for m in runs["model"].dropna()})
+    if models and all(PAPER_MODEL in m.lower() for m in models):
+        return ()
+    named = ", ".join(models) or "an unnamed model"
+    return (
+        f"The paper's figures are about {MODEL}, these runs about {named}. "
+        f"A claim about {MODEL} is not decided by another model.",
+    )
+
+
+def undecided() -> list[Claim]:
+    """One claim each for the whole report: it says nothing about one arm or R."""
+    return [
+        Claim(name, EVERY_ARM, STATEMENTS[name].brief, UNDECIDED, (), (f"It {UNDECIDED}: {needs}", THEORY))
+        for name, needs in NEEDS.items()
+    ]
+
+
+def claims_frame(claims: list[Claim]) -> pd.DataFrame:
+    """One row per claim, arm and R, and one with no R for the claim as a whole."""
+    rows: list[tuple[object, ...]] = []
+    none = float("nan")
+    for c in claims:
+        total = sum(f.groups for f in c.findings)
+        rows.append((c.id, c.arm, None, total, c.paper, "", none, none, none, "", c.verdict, " ".join(c.remarks)))
+        for f in c.findings:
+            decisive = f.interval.mean, f.interval.low, f.interval.high
+            rows.append((c.id, c.arm, f.R, f.groups, f.paper, f.measured, *decisive, f.null, f.verdict, ""))
+    frame = pd.DataFrame(rows, columns=CLAIM_COLUMNS)
+    return frame.astype({"R": "Int64"})
+
+
+def claims_markdown(claims: list[Claim]) -> str:
+    """The claims for a reader: a heading and verdict each, a table by R, the remarks, and the rules at the end."""
+    several = len({c.arm for c in claims} - {EVERY_ARM}) > 1
+    text = [f"# Claims of arXiv {ARXIV}\n"]
+    for claim in claims:
+        arm = f" ({claim.arm})" if several or claim.arm == EVERY_ARM else ""
+        text.append(f"## {claim.id}{arm}: {claim.verdict}\n")
+        text.append(f"{claim.lead}: {claim.paper}\n")
+        rows = [[str(f.R), str(f.groups), f.paper, f.measured, f.null, f.verdict] for f in claim.findings]
+        if rows:
+            text.append(markdown(["R", "groups", "the paper", "measured", "null", "verdict"], rows))
+        text.append("\n".join(f"- {remark}" for remark in claim.remarks) + "\n")
+    return "\n".join([*text, rules.IN_WORDS, ""])

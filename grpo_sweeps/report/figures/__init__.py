@@ -1,0 +1,1 @@
+"""The figures of a report, each a list of panels."""

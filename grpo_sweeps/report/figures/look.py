@@ -1,0 +1,85 @@
+"""How the figures of a report tell arms and R apart: the style of each R, titles of panels, legends."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import pandas as pd
+import seaborn as sns
+from matplotlib.axes import Axes
+from matplotlib.ticker import MaxNLocator
+
+from grpo_sweeps.publish.drawing import LINES, MARKERS, legend_columns
+from grpo_sweeps.report.read.arms import ALL
+from grpo_sweeps.report.read.query import Sweep
+
+
+@dataclass(frozen=True)
+class Style:
+    """How one R is drawn."""
+
+    color: tuple[float, float, float]
+    line: Any
+    marker: str
+
+
+def styles(sweep: Sweep) -> dict[int, Style]:
+    """The style of each R, the same in every figure."""
+    Rs = sorted({R for _, R in sweep.cells})
+    colours = sns.color_palette("colorblind", max(len(Rs), 1))
+    return {R: Style(colours[i], LINES[i % len(LINES)], MARKERS[i % len(MARKERS)]) for i, R in enumerate(Rs)}
+
+
+def arm_cells(sweep: Sweep) -> dict[str, list[int]]:
+    """The R of each arm, in the order of Table 1."""
+    cells: dict[str, list[int]] = {}
+    for arm, R in sweep.cells:
+        cells.setdefault(arm, []).append(R)
+    return cells
+
+
+def panel_title(sweep: Sweep, arm: str, what: str = "") -> str:
+    """The arm, where there are several, and what a panel shows."""
+    return ", ".join(words for words in (arm if len(arm_cells(sweep)) > 1 else "", what) if words)
+
+
+def whose(arm: str) -> str:
+    """ " for ARM" in the sentence that stands for a panel; empty where there is one arm."""
+    return "" if arm == ALL else f" for {arm}"
+
+
+def first_to_last(values: pd.Series, digits: str = ".3g") -> str:
+    """The ends of a curve in words; digits: the format of a number."""
+    found = values.dropna()
+    return f"from {found.iloc[0]:{digits}} to {found.iloc[-1]:{digits}}" if len(found) else "no values"
+
+
+def curves_in_words(what: str, arm: str, curves: dict[int, pd.DataFrame]) -> str:
+    """First and last value of the `mean` of each R, for readers who cannot see the picture."""
+    none = pd.Series(dtype=float)
+    parts = [f"R = {R}: {first_to_last(curve.get('mean', none), '.2f')}" for R, curve in curves.items()]
+    return f"Line chart of {what}{whose(arm)}. {'; '.join(parts)}."
+
+
+def finish(ax: Axes, x: str, y: str, whole: bool, negative: bool = False) -> None:
+    """Set the labels and the legend of axes.
+
+    whole: the x axis counts. negative: values may be below 0.
+    """
+    ax.set_xlabel(x)
+    ax.set_ylabel(y)
+    if whole:
+        ax.xaxis.set_major_locator(MaxNLocator(8, integer=True))
+    low, high = ax.get_ylim()
+    ax.set_ylim(low if negative else max(0.0, low), high)
+    handles, labels = ax.get_legend_handles_labels()
+    if not any(label.startswith("R = ") for label in labels):
+        ax.text(0.5, 0.5, "nothing measured", transform=ax.transAxes, ha="center", va="center", color="0.35")
+        return
+    order = sorted(range(len(labels)), key=lambda i: not labels[i].startswith("R = "))  # what is no R comes last
+    ax.legend(
+        [handles[i] for i in order], [labels[i] for i in order], loc="lower center", bbox_to_anchor=(0.5, 1.0),
+        ncols=legend_columns(labels), frameon=False, handlelength=2.4, columnspacing=1.0, handletextpad=0.5,
+        borderaxespad=0.2,
+    )  # fmt: skip

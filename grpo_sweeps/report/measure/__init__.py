@@ -1,0 +1,1 @@
+"""One group's numbers, from its record alone."""

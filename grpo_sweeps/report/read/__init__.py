@@ -1,0 +1,1 @@
+"""A sweep's records as frames."""

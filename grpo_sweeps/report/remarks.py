@@ -1,0 +1,250 @@
+"""What a reader must know of a sweep's runs, in sentences.
+
+wrong           what looks wrong with them, which the report says first: one line per kind and arm
+missing         what is not there: cells without runs, unequal seeds, runs that failed or diverged
+check_commits   which code made them: numbers of different code are not averaged without a word
+"""
+
+from __future__ import annotations
+
+import re
+import shlex
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from grpo_sweeps.report.claims.rules import MIN_GROUPS
+from grpo_sweeps.report.read.query import ReportError, Sweep
+from grpo_sweeps.report.tables.layers import layer_remarks
+from grpo_sweeps.report.tables.pooled import usable_groups
+from grpo_sweeps.tracking import provenance as source
+from grpo_sweeps.tracking.symptoms import known, symptoms
+
+GOING_ON = ("running", "queued")
+LONGEST = 300  # characters of a failed run's reason
+CHECKED_METRICS = ("loss", "grad_norm", "reward", "entropy")
+ALLOW = "allow"
+
+
+def wrong(sweep: Sweep) -> list[str]:
+    """Sentences, each of one kind in one arm, with the runs that it holds for; the first of them gives the numbers.
+
+    Failed runs come first, then what the rules of `symptoms` find in the records. Empty where nothing looks wrong.
+    """
+    found: dict[tuple[str, str], list[tuple[str, str]]] = {}  # (arm, kind) -> (run's name, sentence) each
+    for run in sweep.runs[sweep.runs["state"] == "failed"].itertuples():
+        reason = " ".join(str(run.error or "no reason is recorded").split())[:LONGEST]
+        sentence = f"failed at step {run.step} of {run.total}: {reason}"
+        found.setdefault((str(run.arm), f"failed: {reason}"), []).append((_name(sweep, run), sentence))
+    rows = {str(run): part for run, part in sweep.metrics.groupby("run", sort=False)} if len(sweep.metrics) else {}
+    for run in sweep.runs.itertuples():
+        if run.run in rows:
+            course = [known(row) for row in rows[str(run.run)].select_dtypes("number").to_dict("records")]
+            for symptom in symptoms(sweep.configs[str(run.run)], course, ended=run.state not in GOING_ON):
+                found.setdefault((str(run.arm), symptom.kind), []).append((_name(sweep, run), symptom.sentence))
+    several = sweep.runs["arm"].nunique() > 1
+    totals = sweep.runs["arm"].value_counts()
+    return [_line(arm if several else "", runs, int(totals[arm])) for (arm, _), runs in found.items()]
+
+
+def _name(sweep: Sweep, run: Any) -> str:
+    """What tells the run from the others of its arm; '' where it is the only one of the sweep."""
+    return f"R={run.R} seed={run.seed}" if len(sweep.runs) > 1 else ""
+
+
+def _line(arm: str, runs: list[tuple[str, str]], total: int) -> str:
+    """ "estimator=rloo: R=2 seed=0 and 2 more of 3 runs: every reward is 0 ..." """
+    (name, sentence), more = runs[0], len(runs) - 1
+    others = f" and {more} more of {total} runs (numbers of the first)" if more else ""
+    where = f"{f'{arm}: ' if arm else ''}{name}{others}"
+    return f"{where}: {sentence}" if where else sentence
+
+
+def missing(sweep: Sweep) -> list[str]:
+    """Sentences, each about one thing; empty when nothing is missing."""
+    found = [*sweep.notes, *_cells(sweep), *_asked_for(sweep), *_seeds(sweep), *_waiting(sweep), *_states(sweep)]
+    found += [*_diverged(sweep), *_commits(sweep)]
+    found += [*_steps(sweep), *_groups(sweep), *_older(sweep), *_evaluation(sweep), *layer_remarks(sweep)]
+    if sweep.arms.tied_to_R:
+        found.append(f"These settings change with R: {', '.join(sweep.arms.tied_to_R)}.")
+    return found
+
+
+def _where(sweep: Sweep, arm: str, R: int) -> str:
+    return f"R = {R}" if sweep.runs["arm"].nunique() < 2 else f"{arm}, R = {R}"
+
+
+def _cells(sweep: Sweep) -> list[str]:
+    have = set(sweep.cells)
+    arms, Rs = sorted({a for a, _ in have}), sorted({R for _, R in have})
+    found = [f"No run for {arm}." for arm in sweep.arms.absent]
+    return found + [f"No run for {_where(sweep, a, R)}." for a in arms for R in Rs if (a, R) not in have]
+
+
+def _asked_for(sweep: Sweep) -> list[str]:
+    """Values of R and seed that a run's own command names and no run has."""
+    found: list[str] = []
+    for key in ("R", "seed"):
+        named = [re.search(rf"\b{key}=(\d+)", name) for name in sweep.waiting.values()]
+        waiting = {int(match[1]) for match in named if match}
+        asked = {value for command in sweep.runs["command"].dropna().unique() for value in _listed(str(command), key)}
+        lacking = sorted(asked - waiting - {int(value) for value in sweep.runs[key]})
+        if lacking:
+            found.append(f"No run for {key} = {', '.join(map(str, lacking))}, though the command asked for it.")
+    return found
+
+
+def _listed(command: str, key: str) -> set[int]:
+    """The whole numbers that a command gives an axis: `R=2,4,8` or `seed=range(0,3)`; none where it does not."""
+    try:
+        words = shlex.split(command)
+    except ValueError:  # a quotation that does not end: what a person typed into status.json
+        return set()
+    given = [word.removeprefix(f"{key}=") for word in words if word.startswith(f"{key}=")]
+    value = "".join(given[-1:])
+    if re.fullmatch(r"\d{1,9}(,\d{1,9})*", value):
+        return {int(number) for number in value.split(",")}
+    ends = re.fullmatch(r"range\((\d{1,4}),\s*(\d{1,4})\)", value)
+    return set(range(int(ends[1]), int(ends[2]))) if ends else set()
+
+
+def _waiting(sweep: Sweep) -> list[str]:
+    """Runs that were submitted and have not begun, by name."""
+    names = [name if name == run else f"{name} ({run})" for run, name in sweep.waiting.items()]
+    return [f"Nothing is recorded yet of {len(names)} of the runs: {', '.join(names)}."] if names else []
+
+
+def _seeds(sweep: Sweep) -> list[str]:
+    runs = sweep.runs
+    seeds = {(a, R): set(runs[(runs["arm"] == a) & (runs["R"] == R)]["seed"]) for a, R in sweep.cells}
+    union = sorted(set().union(*seeds.values()))
+    found = []
+    for (arm, R), have in seeds.items():
+        lacking = [str(s) for s in union if s not in have]
+        if lacking:
+            found.append(f"{_where(sweep, arm, R)} has no run with seed {', '.join(lacking)}.")
+    if len(union) == 1:
+        found.append("One seed: the intervals cover the draw of prompts, not the differences between training runs.")
+    return found
+
+
+def _states(sweep: Sweep) -> list[str]:
+    found = []
+    for run in sweep.runs.itertuples():
+        if run.state != "finished" and run.run not in sweep.waiting:
+            error = sweep.statuses[str(run.run)].error
+            reason = f": {' '.join(error.split())[:300]}" if error else ""
+            found.append(f"Run {run.run} ({run.name}) is {run.state} at step {run.step} of {run.total}{reason}.")
+    return found
+
+
+def _diverged(sweep: Sweep) -> list[str]:
+    """Runs in whose training steps a number that is always logged became NaN or infinite."""
+    m = sweep.metrics
+    names = [n for n in CHECKED_METRICS if n in m]
+    if not names:
+        return []
+    found = []
+    for run, part in m.groupby("run"):
+        trained = part[part[names].notna().any(axis=1) & part.get("reward", part[names[0]]).notna()]
+        used = [n for n in names if part[n].notna().any()]
+        values = trained[used].to_numpy(dtype=float)
+        bad = ~np.isfinite(values)
+        if bad.any():
+            step = int(trained["step"].to_numpy()[bad.any(axis=1)][0])
+            which = ", ".join(n for n, b in zip(used, bad.any(axis=0), strict=True) if b)
+            found.append(f"Run {run} diverged: {which} is not a finite number from step {step}.")
+    return found
+
+
+def _commits(sweep: Sweep) -> list[str]:
+    made_by = codes(sweep)
+    found = [f"The runs were made by different commits: {', '.join(made_by)}."] if len(made_by) > 1 else []
+    if not sweep.runs["commit"].notna().any():
+        found.append("No run says which commit made it.")
+    if sweep.runs["dirty"].eq(True).any():
+        found.append("Some runs were made from a working tree with uncommitted changes.")
+    return found
+
+
+def _steps(sweep: Sweep) -> list[str]:
+    if "trainer.steps" in sweep.arms.tied_to_R:
+        return []
+    totals = sorted({int(t) for t in sweep.runs["total"] if t})
+    return [f"The runs differ in their number of steps: {', '.join(map(str, totals))}."] if len(totals) > 1 else []
+
+
+def _groups(sweep: Sweep) -> list[str]:
+    found = []
+    for arm, R in sweep.cells:
+        n = len(usable_groups(sweep, arm, R))
+        if n < MIN_GROUPS:
+            found.append(f"{_where(sweep, arm, R)} has {n} measured mixed groups, fewer than {MIN_GROUPS}.")
+    if len(sweep.groups) and (sweep.groups["rows"] == "loss").any():
+        found.append("Some Grams are of the rows of the loss: what needs the scores is left out for them.")
+    return found
+
+
+def _older(sweep: Sweep) -> list[str]:
+    """What stands in for what records made before `same_as` do not say."""
+    older = sweep.groups[sweep.groups["older"].astype(bool)] if len(sweep.groups) else sweep.groups
+    if not len(older):
+        return []
+    used = ", ".join(f"{precision:.2g}" for precision in sorted(older["precision"].unique()))
+    count = f"{len(older)} of {int(sweep.groups['measured'].astype(bool).sum())}"
+    return [
+        f"{count} measured groups were recorded before records said which rollouts have the same tokens: their rows "
+        "count as equal texts at a cosine of 1 - 1e-9 or more and equal norms, which misses those that rounding set "
+        "apart. Their recorded floor compares the training dtype with a wider one and is not used: how exactly K is "
+        "the Gram of the gradients that were applied is taken from the tolerance of the run's own check "
+        f"({used})."
+    ]
+
+
+def _evaluation(sweep: Sweep) -> list[str]:
+    evaluated = set(sweep.evals["run"])
+    done = evaluated | set(sweep.waiting)
+    lacking = [str(r.name) for r in sweep.runs.itertuples(index=False) if r.run not in done]
+    return [f"Not evaluated: {', '.join(lacking)}."] if lacking else []
+
+
+def codes(sweep: Sweep) -> dict[str, int]:
+    """{what made them, in words: number of runs}, of the runs that have started.
+
+    Uncommitted changes count as a commit of their own, and others than the same changes as another one where the run
+    kept their digest. So do runs that do not say which commit made them, beside runs that do.
+    """
+    started = sweep.runs[~sweep.runs["run"].isin(sweep.waiting)]
+    found = Counter(
+        _code(None if row["commit"] is None or row["commit"] != row["commit"] else str(row["commit"]),
+              row["dirty"] is True or row["dirty"] == 1, Path(str(row["path"])))
+        for row in started.to_dict("records")
+    )  # fmt: skip
+    return dict(sorted(found.items()))
+
+
+def _code(commit: str | None, dirty: bool, run_dir: Path) -> str:
+    name = commit[:12] if commit else "no recorded commit"
+    if not dirty:
+        return name
+    kept = source.read(run_dir)
+    changes = f" {kept.diff_sha256[:8]}" if kept is not None and kept.diff_sha256 else ""
+    return f"{name} with uncommitted changes{changes}"
+
+
+def check_commits(sweep: Sweep, commits: str | None) -> None:
+    """Raise ReportError, one sentence, where several commits made the sweep's runs and `commits` is not "allow"."""
+    if commits not in (None, ALLOW):
+        raise ReportError(f"commits={commits}: {ALLOW} is allowed, to report on runs of several commits together.")
+    found = codes(sweep)
+    if len(found) < 2 or commits == ALLOW:
+        return
+    listed = ", ".join(f"{code}: {n} run{'s' if n > 1 else ''}" for code, n in found.items())
+    dirty = any("uncommitted" in code for code in found)
+    note = "; uncommitted changes count as a commit of their own" if dirty else ""
+    raise ReportError(
+        f"sweep={sweep.name}: its runs were made by different commits ({listed}{note}); run the older ones again "
+        f"(redo=stale), or add commits={ALLOW} to report on all of them together."
+    )

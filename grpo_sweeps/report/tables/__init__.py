@@ -1,0 +1,1 @@
+"""Means over groups and runs with their intervals."""
