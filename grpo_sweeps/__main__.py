@@ -7,7 +7,7 @@ import sys
 from collections.abc import Sequence
 
 from grpo_sweeps import cli
-from grpo_sweeps.say import say
+from grpo_sweeps.cli import say
 
 COMMANDS = {
     "run": "train one run, or a sweep with -m or +sweeps=NAME",

@@ -14,7 +14,7 @@ from typing import Any, TypeVar
 
 from grpo_sweeps import cli
 from grpo_sweeps.benchmarks.options import OPTIONS
-from grpo_sweeps.say import say
+from grpo_sweeps.cli import say
 
 C = TypeVar("C")
 PROGRAM = "python -m grpo_sweeps.bench"

@@ -34,8 +34,8 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _cancel(options: Options) -> int:
+    from grpo_sweeps.cli import count, say
     from grpo_sweeps.paths import sweep_folder
-    from grpo_sweeps.say import count, say
     from grpo_sweeps.sweep.cancel import cancel
 
     if not options.sweep:

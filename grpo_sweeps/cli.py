@@ -2,7 +2,8 @@
 
 A command's keys are the fields of a frozen dataclass, each declared by `key` with a line of help. argparse reads the
 flags and writes the pages; OmegaConf gives each word the type of its field. `run` and `check` take Hydra's words
-instead (sweep/command.py) and share the page, the version and the form of an error.
+instead (sweep/command.py) and share the page, the version and the form of an error. `say` is how they all speak to the
+person at the terminal.
 """
 
 from __future__ import annotations
@@ -16,7 +17,6 @@ from dataclasses import dataclass, field, fields
 from typing import Any, Generic, NoReturn, TypeVar, get_args, get_origin, get_type_hints
 
 from grpo_sweeps import __version__
-from grpo_sweeps.say import say
 from grpo_sweeps.types import ConfigError
 
 VERSION = f"grpo_sweeps {__version__}"
@@ -25,6 +25,28 @@ SHOWN = {int: "N", float: "X", bool: "true|false", str: "TEXT"}
 WIDTH = 120
 
 C = TypeVar("C")
+
+
+def say(text: str) -> None:
+    """Print one plain line, without the control characters that an error message may carry."""
+    print(plain(text), file=sys.stderr, flush=True)
+
+
+def plain(text: str) -> str:
+    """The text on one line, without control characters."""
+    return "".join(char if char.isprintable() else " " for char in text)
+
+
+def aligned(rows: Sequence[Sequence[str]]) -> list[str]:
+    """Rows of cells as lines with straight columns, two spaces between them."""
+    cells = [[plain(cell) for cell in row] for row in rows]
+    widths = [max(len(row[column]) for row in cells) for column in range(len(cells[0]))] if cells else []
+    return ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in cells]
+
+
+def count(number: int, noun: str = "run") -> str:
+    """A number and its noun: "1 run", "3 runs"."""
+    return f"{number} {noun}{'' if number == 1 else 's'}"
 
 
 def key(

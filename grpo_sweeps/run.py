@@ -25,7 +25,7 @@ def main(argv: Sequence[str] | None = None, carry_out: Any = None) -> int:
     from omegaconf.errors import OmegaConfBaseException
     from yaml import YAMLError
 
-    from grpo_sweeps.say import say
+    from grpo_sweeps.cli import say
     from grpo_sweeps.sweep.errors import explain
     from grpo_sweeps.sweep.launch import RunFailed, exit_code
 

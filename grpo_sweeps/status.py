@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from grpo_sweeps import cli
-from grpo_sweeps.say import aligned, plain, say
+from grpo_sweeps.cli import aligned, plain, say
 from grpo_sweeps.sweep.overview import Row, collect
 from grpo_sweeps.types import ConfigError
 

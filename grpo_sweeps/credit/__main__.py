@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from grpo_sweeps import cli
-from grpo_sweeps.say import say
+from grpo_sweeps.cli import say
 from grpo_sweeps.types import ConfigError
 
 

@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from grpo_sweeps import cli
-from grpo_sweeps.say import plain, say
+from grpo_sweeps.cli import plain, say
 from grpo_sweeps.types import ConfigError
 
 

@@ -12,9 +12,9 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from grpo_sweeps.cli import say
 from grpo_sweeps.config import RunConfig, to_mapping
 from grpo_sweeps.files import write_text
-from grpo_sweeps.say import say
 from grpo_sweeps.sweep.identity import identity
 from grpo_sweeps.sweep.ledger import status_or_none
 from grpo_sweeps.sweep.signals import Stops

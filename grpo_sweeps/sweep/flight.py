@@ -21,8 +21,8 @@ from pathlib import Path
 from typing import Any
 
 from grpo_sweeps import paths
+from grpo_sweeps.cli import aligned, count, plain, say
 from grpo_sweeps.config import RunConfig, TrackingConfig, to_mapping
-from grpo_sweeps.say import aligned, count, plain, say
 from grpo_sweeps.sweep import preflight
 from grpo_sweeps.sweep.execute import LOG_FILE, RunResult, Signals, execute
 from grpo_sweeps.sweep.ledger import status_or_none

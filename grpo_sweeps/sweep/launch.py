@@ -20,9 +20,9 @@ from pathlib import Path
 from typing import Any
 
 from grpo_sweeps import paths
+from grpo_sweeps.cli import count, say
 from grpo_sweeps.config import RunConfig, flatten, shown, to_mapping
 from grpo_sweeps.config.checks import check, check_device, check_functions, check_launch, check_tasks
-from grpo_sweeps.say import count, say
 from grpo_sweeps.sweep import preflight
 from grpo_sweeps.sweep.command import command_of
 from grpo_sweeps.sweep.execute import RunResult, Signals, execute

@@ -15,8 +15,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from grpo_sweeps.cli import aligned, count
 from grpo_sweeps.config import RunConfig, to_mapping
-from grpo_sweeps.say import aligned, count
 from grpo_sweeps.sweep.execute import CONFIG_FILE
 from grpo_sweeps.sweep.ledger import Decision, ask_queue, decide, status_or_none
 from grpo_sweeps.tracking import provenance

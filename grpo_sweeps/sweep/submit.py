@@ -22,9 +22,9 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from grpo_sweeps.cli import count, say
 from grpo_sweeps.config import shown
 from grpo_sweeps.config.checks import NAME
-from grpo_sweeps.say import count, say
 from grpo_sweeps.sweep.execute import RunResult, result_of
 from grpo_sweeps.sweep.job import GRACE_S, RunJob
 from grpo_sweeps.sweep.launch import interruptible

@@ -30,16 +30,15 @@ LEAVES = {
     "rewards",
     "models",
 }
-GROUND = {"types", "say", "files", "paths"}
+GROUND = {"types", "files", "paths"}
 # The rooms of report/, from the ground up: each may import those before it.
 REPORT_ROOMS = ("measure", "read", "tables", "claims", "design", "figures")
 # What each part may import from the package, itself aside. Entry points may import everything.
 MAY_IMPORT = {
     "types": set(),
-    "say": set(),
     "files": set(),
     "paths": {"types"},
-    "cli": {"types", "say"},
+    "cli": {"types"},
     "estimators": set(),
     "spectra": {"types"},
     "maths": {"types"},
