@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from grpo_sweeps.spectra import Array
+from grpo_sweeps.types import Array
 
 
 def _check_top1(top1: float, R: int) -> None:

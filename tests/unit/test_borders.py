@@ -57,7 +57,7 @@ MAY_IMPORT = {
     "benchmarks": {*LEAVES, *GROUND, "cli", "config", "engine", "loop", "tracking"},
     "sweep": {*LEAVES, *GROUND, "cli", "config", "tracking", "loop"},
     "report": {*LEAVES, *GROUND, "paper", "config", "tracking", "publish"},
-    "hydra_plugins": {*LEAVES, *GROUND, "config", "tracking", "sweep"},
+    "hydra_plugins": {*LEAVES, *GROUND, "cli", "config", "tracking", "sweep"},
 }
 HYDRA = {"hydra", "omegaconf", "submitit"}
 HEAVY = ("torch", "transformers", "datasets", "mlflow")
