@@ -8,10 +8,11 @@ parameters are skipped.
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
+import torch
 from torch import nn
 
 from grpo_sweeps.engine.gram.layout import GramError
@@ -35,7 +36,7 @@ class Claim:
 
 def claim_parameters(model: nn.Module) -> list[Claim]:
     """Every trainable parameter's use or, for a tied weight, two uses. Raises GramError naming what is not covered."""
-    refuse_couplings(model)
+    refuse_couplings(model, dict(model.named_modules()))
     names = {id(parameter): plain_name(name) for name, parameter in model.named_parameters()}
     if len(set(names.values())) < len(names):
         raise GramError("two parameters have the same name once torch.compile's _orig_mod is left out")
@@ -109,9 +110,60 @@ def _is_layer_norm_1p(module: nn.Module) -> bool:
     return nemotron is not None and type(module) is nemotron.NemotronLayerNorm1P
 
 
-def refuse_couplings(model: nn.Module) -> None:
-    """Refuse what makes a row's gradient depend on other rows, or hides the modules that would be measured."""
-    for name, module in model.named_modules():
+@dataclass(frozen=True)
+class Held:
+    """One place where a module holds a parameter, and whether the parameter trains."""
+
+    name: str
+    parameter: nn.Parameter
+    module: nn.Module
+    attribute: str
+    trains: bool
+
+
+def held_parameters(model: nn.Module) -> list[Held]:
+    """Every place where the model holds a parameter; a shared parameter has its first name at each of them."""
+    names = {id(parameter): plain_name(name) for name, parameter in model.named_parameters()}
+    return [
+        Held(names[id(parameter)], parameter, module, attribute, parameter.requires_grad)
+        for module in model.modules()
+        for attribute, parameter in module._parameters.items()
+        if parameter is not None
+    ]
+
+
+def refuse_changes(modules: Iterable[nn.Module], held: Sequence[Held], device: torch.device) -> None:
+    """Compare the modules of a model with what was `held` on `device` when it was claimed.
+
+    Modules that torch.compile put around others are no change. Raises GramError where a parameter was frozen, unfrozen,
+    replaced or moved, and where the model gained or lost parameters.
+    """
+    now = {
+        (module, attribute): parameter
+        for module in modules
+        for attribute, parameter in module._parameters.items()
+        if parameter is not None
+    }
+    for was in held:
+        parameter = now.get((was.module, was.attribute))
+        if parameter is not was.parameter or parameter.requires_grad != was.trains:
+            raise GramError(
+                f"parameter {was.name} was frozen, unfrozen or replaced since GradientGram was made: make a new one"
+            )
+        if was.trains and parameter.device != device:
+            raise GramError(
+                f"parameter {was.name} moved to {parameter.device} since GradientGram was made: make a new one"
+            )
+    if len(now) != len(held):
+        raise GramError("the model gained or lost parameters since GradientGram was made: make a new one")
+
+
+def refuse_couplings(model: nn.Module, modules: Mapping[str, nn.Module]) -> None:
+    """Refuse what makes a row's gradient depend on other rows, or hides the modules that would be measured.
+
+    modules: the model's `named_modules`.
+    """
+    for name, module in modules.items():
         kind = type(module).__name__
         if isinstance(module, nn.modules.batchnorm._BatchNorm):
             raise GramError(f"module {name} ({kind}) takes statistics over the batch: rows of the batch interact")

@@ -15,14 +15,14 @@ A block runs uncompiled, and plain steps keep their compiled code whole; `compil
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from grpo_sweeps.engine.gram.claims import claim_parameters
+from grpo_sweeps.engine.gram.claims import claim_parameters, held_parameters, refuse_changes, refuse_couplings
 from grpo_sweeps.engine.gram.delivery import Delivery
 from grpo_sweeps.engine.gram.forms import FORMS, Form, begin_compiling
 from grpo_sweeps.engine.gram.large_group import LargeGroup, Store, room_for
@@ -30,7 +30,6 @@ from grpo_sweeps.engine.gram.layout import GramError, RowLayout, reduced_float32
 from grpo_sweeps.engine.gram.linear import Options
 from grpo_sweeps.engine.gram.measurement import Measurement
 from grpo_sweeps.engine.gram.patch import MeasuredModules, Recorders, patch, unpatch
-from grpo_sweeps.engine.gram.places import Places
 from grpo_sweeps.engine.gram.precision import widest_eps
 from grpo_sweeps.engine.gram.recompute import Recompute, exchanged
 from grpo_sweeps.engine.gram.recorder import Workspace
@@ -61,8 +60,8 @@ class GradientGram:
         self.model = model
         self.compile_between = compile_between
         self.claims = claim_parameters(model)
-        self.places = Places(model, {claim.name for claim in self.claims})
-        self.device = self.places.device
+        self.held = held_parameters(model)
+        self.device = self.claims[0].parameter.device
         self.measured = MeasuredModules(self.claims)
         self.recompute = Recompute(model)
         self.options = Options(form, block_bytes or block_bytes_for(self.device), Workspace())
@@ -121,7 +120,9 @@ class GradientGram:
 
     @contextmanager
     def _block(self, layout: RowLayout, store: Store | None = None) -> Iterator[Measurement]:
-        self.places.look()
+        modules = dict(self.model.named_modules())
+        refuse_couplings(self.model, modules)
+        refuse_changes(modules.values(), self.held, self.device)
         self._refuse_modes()
         measurement = Measurement(self.claims, layout, self._dtype())
         between = self._compiles_between()
@@ -135,7 +136,7 @@ class GradientGram:
             try:
                 # Python nodes of a backward cost more on autograd's own threads, which hold no Python state.
                 with (
-                    nullcontext() if between else uncompiled(self.places),
+                    nullcontext() if between else uncompiled(modules.values()),
                     exchanged(exchange, recorders.frame),
                     torch.autograd.set_multithreading_enabled(False),
                 ):
@@ -155,7 +156,7 @@ class GradientGram:
                 delivery.drop()
 
     def _dtype(self) -> torch.dtype:
-        return widest_eps(self.places.parameters)
+        return widest_eps(held.parameter for held in self.held)
 
     def _compiles_between(self) -> bool:
         """Never under checkpointing: Dynamo traces a checkpoint whole or not at all, and would give up a layer's code
@@ -173,16 +174,15 @@ class GradientGram:
             )
 
 
-def uncompiled(places: Places) -> AbstractContextManager[Any]:
-    """Run what torch.compile compiled as it was written, in the model or around it. Where nothing was, the stance is
-    left alone: every Python frame pays for it."""
+def uncompiled(modules: Iterable[nn.Module]) -> AbstractContextManager[Any]:
+    """Run what torch.compile compiled as it was written, in a model of these modules or around it. Where nothing was
+    compiled, the stance is left alone: every Python frame pays for it."""
     eval_frame = sys.modules.get("torch._dynamo.eval_frame")  # transformers loads it, compiled or not
     if eval_frame is None:
         return nullcontext()
     backends = getattr(eval_frame, "cached_backends", {"unknown": "torch has changed"})
-    compiled = (
-        places.wrapped
-        or any(backend is not None for backend in backends.values())
-        or any(module.__dict__.get("_compiled_call_impl") is not None for module in places.modules)
+    compiled = any(backend is not None for backend in backends.values()) or any(
+        type(module).__name__ == "OptimizedModule" or module.__dict__.get("_compiled_call_impl") is not None
+        for module in modules
     )
     return torch.compiler.set_stance("force_eager") if compiled else nullcontext()

@@ -63,14 +63,14 @@ def measured_floor(
     as it was. Raises GramCheckError with both numbers where an entry misses by more than GRADIENT_TOL.
     """
     parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
-    with uncompiled(gram.places):
+    with uncompiled(gram.model.modules()):
         exact = _gram_of_separate_rows(_one_per_row(row_sums_fn(), sum(group_sizes)), parameters)
         with set_aside(parameters), gram.measure(group_sizes, cross_groups=True) as m:
             row_sums_fn().sum().backward()
     found, norms = m.matrix(), exact.diagonal().clamp_min(0).sqrt()
     scale = torch.outer(norms, norms).clamp_min(torch.finfo(torch.float64).tiny)
     misses = (found - exact).abs() / scale
-    worst, tol = float(misses.max()), GRADIENT_TOL[widest_eps(gram.places.parameters)]
+    worst, tol = float(misses.max()), GRADIENT_TOL[widest_eps(gram.model.parameters())]
     if not worst <= tol:
         i, j = divmod(int(torch.nan_to_num(misses, nan=torch.inf).argmax()), len(found))
         raise GramCheckError(
@@ -147,7 +147,7 @@ def verify_against_autograd(
     weights = default_weights(sum(group_sizes)) if weights is None else weights
     devices = [gram.device] if gram.device.type == "cuda" else []
     with set_aside(parameters):
-        with uncompiled(gram.places):
+        with uncompiled(gram.model.modules()):
             with torch.random.fork_rng(devices=devices):
                 plain_sums, plain = _plain_gradients(row_sums_fn, parameters, weights)
             for parameter in parameters:  # what the forward itself may have left
@@ -160,7 +160,7 @@ def verify_against_autograd(
             raise GramCheckError(
                 f"the measured forward differs from the plain one, by up to {worst:.3g} in a row's sum"
             )
-        tol = GRADIENT_TOL[widest_eps(gram.places.parameters)]
+        tol = GRADIENT_TOL[widest_eps(gram.model.parameters())]
         misses = [
             _compare(name, parameter, grad, m, tol)
             for name, parameter, grad in zip(names, parameters, plain, strict=True)
