@@ -22,8 +22,8 @@ from torch.autograd.function import once_differentiable
 
 from grpo_sweeps.engine.gram.layout import GramError, accumulation_dtype, wide_mm
 from grpo_sweeps.engine.gram.linear import LinearRecorder
-from grpo_sweeps.engine.gram.partials import Partial
 from grpo_sweeps.engine.gram.patch import aside, recorder_of
+from grpo_sweeps.engine.gram.recorder import Partial
 
 # Logits of one block; the CPU's fits its cache.
 LOGIT_BYTES = {"cpu": 4 * 2**20, "cuda": 256 * 2**20}

@@ -1,10 +1,12 @@
-"""Load a causal language model and its tokenizer; encode prompts; know when a rollout ends."""
+"""The policy: a causal language model with its tokenizer, the frozen reference beside it, and its values in float32."""
 
 from __future__ import annotations
 
+import copy
 import logging
 import struct
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -12,6 +14,7 @@ from typing import Any
 import torch
 import transformers
 from safetensors import SafetensorError
+from torch import nn
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
 from transformers.utils import logging as transformers_logging
 
@@ -242,3 +245,47 @@ def _eos_ids(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> tupl
             "model.path: neither the tokenizer nor the generation configuration names an end-of-sequence token"
         )
     return found
+
+
+class Reference:
+    """Made from the model before anything is trained or loaded from a checkpoint: a resumed run has the same one.
+
+    With LoRA the frozen weights below the adapters are that policy, since fresh adapters add zero: nothing is copied.
+    Without, a copy in the training dtype stays beside the model.
+    """
+
+    def __init__(self, model: nn.Module) -> None:
+        self.model: Any = model
+        self.copy: nn.Module | None = None
+        if getattr(model, "active_peft_config", None) is None:
+            self.copy = copy.deepcopy(model).eval().requires_grad_(False)
+
+    @contextmanager
+    def opened(self) -> Iterator[nn.Module]:
+        """The model whose log-probabilities are the reference's, within the block."""
+        if self.copy is not None:
+            yield self.copy
+            return
+        with self.model.disable_adapter():
+            yield self.model
+
+
+@contextmanager
+def in_float32(model: nn.Module) -> Iterator[None]:
+    """The model computes in float32 inside, on the values that its parameters have; afterwards it is as it was.
+
+    Every half-type parameter gets its values in float32, exactly, and its own tensor back at the end, so that nothing
+    that holds on to the parameters (an optimiser, a captured graph) sees a change. Takes 4 bytes per parameter; buffers
+    keep their dtype, and gradients are set aside.
+    """
+    kept = [(p, p.data, p.grad) for p in model.parameters() if p.dtype in (torch.bfloat16, torch.float16)]
+    try:
+        for parameter, values, _ in kept:
+            parameter.grad = None
+            parameter.data = values.float()
+        yield
+    finally:
+        for parameter, values, grad in kept:
+            parameter.grad = None
+            parameter.data = values
+            parameter.grad = grad

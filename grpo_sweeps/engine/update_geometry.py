@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from grpo_sweeps import spectra
-from grpo_sweeps.engine.gram.claims import layer_of
+from grpo_sweeps.engine.gram.uses import layer_of
 from grpo_sweeps.types import UpdateRecord
 
 MAX_SIDE = 1024

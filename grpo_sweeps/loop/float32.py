@@ -17,8 +17,8 @@ import torch
 from grpo_sweeps import spectra
 from grpo_sweeps.engine.gram import GradientGram
 from grpo_sweeps.engine.gram.verify import set_aside
+from grpo_sweeps.engine.policy import in_float32
 from grpo_sweeps.engine.sampler import Rollout, same_as
-from grpo_sweeps.engine.widened import in_float32
 from grpo_sweeps.loop.measured import measured_block
 from grpo_sweeps.loop.scoring import row_sums
 from grpo_sweeps.loop.setup import Setup, micro_batch_rows

@@ -19,8 +19,7 @@ import torch
 from torch import Tensor, nn
 
 from grpo_sweeps.engine.gram.layout import GramError, RowLayout, accumulation_dtype
-from grpo_sweeps.engine.gram.partials import Rows
-from grpo_sweeps.engine.gram.recorder import Recorder, direct, refuse_graph, sum_of_rows
+from grpo_sweeps.engine.gram.recorder import Recorder, Rows, direct, refuse_graph, sum_of_rows
 
 PARTS_LEFT_OUT = (
     "autograd.grad and backward(inputs=...) leave out parts of the backward, which would not be measured: "

@@ -17,11 +17,10 @@ import torch
 from torch import Tensor
 
 from grpo_sweeps.engine.gram.layout import GramError, RowLayout, accumulation_dtype, squared_norm, unit_inner, wide_bmm
-from grpo_sweeps.engine.gram.partials import Partial, Record
-from grpo_sweeps.engine.gram.recorder import Recorder
+from grpo_sweeps.engine.gram.recorder import Partial, Record, Recorder
 
 if TYPE_CHECKING:
-    from grpo_sweeps.engine.gram.claims import Claim
+    from grpo_sweeps.engine.gram.uses import ParameterUse
 
 # columns(unit, low, high) -> (R, S, high - low): output gradients of the unit's rows at its unique ids low .. high
 Columns = Callable[[int, int, int], Tensor]
@@ -130,7 +129,7 @@ class EmbeddingRecorder(Recorder):
     """Weight (V, H) of an embedding; `link` when it is tied to the head."""
 
     def __init__(
-        self, claim: Claim, layout: RowLayout, block_bytes: int, padding_idx: int | None, link: TiedLink | None
+        self, claim: ParameterUse, layout: RowLayout, block_bytes: int, padding_idx: int | None, link: TiedLink | None
     ) -> None:
         super().__init__(claim, layout)
         self.block_bytes = block_bytes

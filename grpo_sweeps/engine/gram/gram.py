@@ -22,18 +22,15 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from grpo_sweeps.engine.gram.claims import claim_parameters, held_parameters, refuse_changes, refuse_couplings
 from grpo_sweeps.engine.gram.delivery import Delivery
-from grpo_sweeps.engine.gram.forms import FORMS, Form, begin_compiling
 from grpo_sweeps.engine.gram.large_group import LargeGroup, Store, room_for
 from grpo_sweeps.engine.gram.layout import GramError, RowLayout, reduced_float32
-from grpo_sweeps.engine.gram.linear import Options
-from grpo_sweeps.engine.gram.measurement import Measurement
+from grpo_sweeps.engine.gram.linear import FORMS, Form, GramOptions, begin_compiling, block_bytes_for
+from grpo_sweeps.engine.gram.measurement import Measurement, widest_eps
 from grpo_sweeps.engine.gram.patch import MeasuredModules, Recorders, patch, unpatch
-from grpo_sweeps.engine.gram.precision import widest_eps
 from grpo_sweeps.engine.gram.recompute import Recompute, exchanged
 from grpo_sweeps.engine.gram.recorder import Workspace
-from grpo_sweeps.engine.gram.sums import block_bytes_for
+from grpo_sweeps.engine.gram.uses import claim_parameters, held_parameters, refuse_changes, refuse_couplings
 
 
 class GradientGram:
@@ -64,7 +61,7 @@ class GradientGram:
         self.device = self.claims[0].parameter.device
         self.measured = MeasuredModules(self.claims)
         self.recompute = Recompute(model)
-        self.options = Options(form, block_bytes or block_bytes_for(self.device), Workspace())
+        self.options = GramOptions(form, block_bytes or block_bytes_for(self.device), Workspace())
 
     def expect(self, groups: Sequence[tuple[int, int]]) -> None:
         """Begin to compile, in the background, what blocks will run that hold (rows per group, groups)."""

@@ -25,15 +25,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from grpo_sweeps.engine.gram.claims import Claim
 from grpo_sweeps.engine.gram.embedding import EmbeddingRecorder
 from grpo_sweeps.engine.gram.layout import GramError, RowLayout
-from grpo_sweeps.engine.gram.linear import Options
-from grpo_sweeps.engine.gram.measurement import GramCheckError, Measurement
-from grpo_sweeps.engine.gram.partials import Partial, Rows
+from grpo_sweeps.engine.gram.linear import GramOptions
+from grpo_sweeps.engine.gram.measurement import GramCheckError, Measurement, tolerance_of, widest_eps
 from grpo_sweeps.engine.gram.patch import MeasuredModules, Recorders
-from grpo_sweeps.engine.gram.precision import tolerance_of, widest_eps
-from grpo_sweeps.engine.gram.recorder import Recorder
+from grpo_sweeps.engine.gram.recorder import Partial, Recorder, Rows
+from grpo_sweeps.engine.gram.uses import ParameterUse
 
 # again(recorder of all rows, *operands) -> partial
 Again = Callable[..., Partial]
@@ -132,11 +130,11 @@ class LargeGroup(Measurement):
 
     def __init__(
         self,
-        claims: list[Claim],
+        claims: list[ParameterUse],
         modules: MeasuredModules,
         layout: RowLayout,
         model_dtype: torch.dtype,
-        options: Options,
+        options: GramOptions,
         open_block: OpenBlock,
         room: int,
     ) -> None:

@@ -14,13 +14,13 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from grpo_sweeps.engine.gram.forms import kernels
 from grpo_sweeps.engine.gram.layout import HALF_TYPES, RowLayout, accumulation_dtype
+from grpo_sweeps.engine.gram.linear import kernels
 from grpo_sweeps.engine.gram.recorder import BiasRecorder, Formed, Recorder, direct, refuse_graph
 
 if TYPE_CHECKING:
-    from grpo_sweeps.engine.gram.claims import Claim
     from grpo_sweeps.engine.gram.delivery import Delivery
+    from grpo_sweeps.engine.gram.uses import ParameterUse
 
 
 def run_with(module: nn.Module, parameters: dict[str, Tensor | None], x: Tensor) -> Tensor:
@@ -97,7 +97,7 @@ class NormScaleRecorder(Recorder):
     """Weight of a layer norm (also of layer norm with weight + 1, which has the same gradient) or of torch's
     RMSNorm."""
 
-    def __init__(self, claim: Claim, layout: RowLayout, centred: bool, eps: float | None) -> None:
+    def __init__(self, claim: ParameterUse, layout: RowLayout, centred: bool, eps: float | None) -> None:
         super().__init__(claim, layout)
         self.centred = centred
         self.eps = eps
@@ -134,7 +134,7 @@ class NormScaleRecorder(Recorder):
 class NormBiasRecorder(BiasRecorder):
     """Bias of a norm whose weight is measured as well, by one kernel where there is one."""
 
-    def __init__(self, claim: Claim, layout: RowLayout, weight: NormScaleRecorder) -> None:
+    def __init__(self, claim: ParameterUse, layout: RowLayout, weight: NormScaleRecorder) -> None:
         super().__init__(claim, layout)
         self.weight = weight
         weight.with_bias = True

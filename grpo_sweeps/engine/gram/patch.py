@@ -1,4 +1,23 @@
-"""From claims to recorders, and the forward that stands in for a claimed module's own while a block is open."""
+"""The recorders of one block, and the forward that stands in for each claimed module's own while the block is open.
+
+An nn.Linear is measured in one of these ways (`PatchedForward.measured`); all give the same bits:
+
+    where                                                    forward              parameters' gradients
+    -------------------------------------------------------  -------------------  ------------------------------------
+    gradients may wait for the block's `Delivery` node       F.linear (`linear`)  a hook on the output forms them and
+                                                                                  leaves them there
+    they may not (`.grad` is filled, hooks, large groups,    LinearProduct        by the same node as the input's
+    checkpointing, compiled code around, a first module)     (`product`)
+    ... and a recomputation that torch stops early ends      the module's own     a hook on the output forms them,
+    at this module (`MeasuredModules.ends`)                  between `Carry`      `Carry` hands them on
+    ... and `recompute` runs that recomputation              LinearProduct of a   by the same node as the input's
+                                                             product not made
+    the blockwise head computes the product itself           `engine.head`        its backward, by `recorder_of`
+
+Each is there for its cost. The first saves the host a Python node per module. The second is one node where the general
+way takes three. The last two save the product that ends a recomputation, which nobody reads. `Carry` is also the
+general way of every other module (Conv1D, layer norms) where gradients may not wait.
+"""
 
 from __future__ import annotations
 
@@ -12,16 +31,14 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.utils.checkpoint import _StopRecomputationError
 
-from grpo_sweeps.engine.gram.claims import Claim
 from grpo_sweeps.engine.gram.delivery import Delivery
 from grpo_sweeps.engine.gram.embedding import EmbeddingRecorder, TiedLink
-from grpo_sweeps.engine.gram.layout import GramError, RowLayout
-from grpo_sweeps.engine.gram.linear import LinearRecorder, Options
+from grpo_sweeps.engine.gram.layout import GramError, RowLayout, SlotPlan
+from grpo_sweeps.engine.gram.linear import GramOptions, LinearRecorder
 from grpo_sweeps.engine.gram.norm import NormBiasRecorder, NormScaleRecorder, RowWeightRecorder, run_with
-from grpo_sweeps.engine.gram.partials import SlotPlan
-from grpo_sweeps.engine.gram.product import LinearProduct, Unmade
 from grpo_sweeps.engine.gram.recompute import Frame, StandInForward
-from grpo_sweeps.engine.gram.recorder import BiasRecorder, Recorder, Tap, Uses, direct
+from grpo_sweeps.engine.gram.recorder import BiasRecorder, ModuleRecorders, Recorder, Tap, direct, refuse_graph
+from grpo_sweeps.engine.gram.uses import ParameterUse
 
 if TYPE_CHECKING:
     from grpo_sweeps.engine.gram.large_group import Store
@@ -30,8 +47,8 @@ if TYPE_CHECKING:
 class MeasuredModules:
     """The claimed modules of a model with their claims, and what stands in for their forwards from block to block."""
 
-    def __init__(self, claims: Sequence[Claim]) -> None:
-        self.claims: dict[nn.Module, list[Claim]] = {}
+    def __init__(self, claims: Sequence[ParameterUse]) -> None:
+        self.claims: dict[nn.Module, list[ParameterUse]] = {}
         for claim in claims:
             self.claims.setdefault(claim.module, []).append(claim)
         tied = {c.name for c in claims if c.kind == "embedding"} & {c.name for c in claims if c.kind == "linear"}
@@ -55,7 +72,7 @@ class Recorders:
         modules: MeasuredModules,
         layout: RowLayout,
         plan: SlotPlan,
-        options: Options,
+        options: GramOptions,
         store: Store | None = None,
         delivery: Delivery | None = None,
     ) -> None:
@@ -66,9 +83,9 @@ class Recorders:
         self._claims = modules.claims
         # The two uses of a tied weight share one link.
         self._links = {name: TiedLink(layout) for name in modules.tied}
-        self._of: dict[nn.Module, Uses] = {}
+        self._of: dict[nn.Module, ModuleRecorders] = {}
 
-    def of(self, module: nn.Module) -> Uses:
+    def of(self, module: nn.Module) -> ModuleRecorders:
         """The recorders of one module."""
         uses = self._of.get(module)
         if uses is None:
@@ -76,7 +93,7 @@ class Recorders:
             for claim in self._claims[module]:
                 recorder = found[claim.attribute] = _make(claim, *self._common, self._links, found)
                 recorder.store, recorder.block_delivery = self._store, self.delivery
-            uses = self._of[module] = Uses(found)
+            uses = self._of[module] = ModuleRecorders(found)
         return uses
 
     def made(self) -> list[Recorder]:
@@ -93,13 +110,13 @@ class PatchedForward(StandInForward):
     Without gradients (evaluation inside a block, the first pass of reentrant checkpointing) the plain forward runs.
     """
 
-    def __init__(self, module: nn.Module, claims: Sequence[Claim], modules: MeasuredModules) -> None:
+    def __init__(self, module: nn.Module, claims: Sequence[ParameterUse], modules: MeasuredModules) -> None:
         self.module = module
         self.module_name = claims[0].module_name
         self.is_linear = type(module).forward is nn.Linear.forward
         self.device_type = claims[0].parameter.device.type
         self.modules = modules
-        self.uses: Uses | None = None  # of the open block, once the module was called
+        self.uses: ModuleRecorders | None = None  # of the open block, once the module was called
         self.least_dims = 2 if isinstance(module, nn.Embedding) else 3
 
     def __call__(self, *args: Any, **kwargs: Any) -> Tensor:
@@ -128,7 +145,7 @@ class PatchedForward(StandInForward):
             return y  # a norm of any class may have saved y, and must see when that is changed
         return delivery.attach(y)
 
-    def measured(self, x: Tensor, uses: Uses, delivery: Delivery | None) -> Tensor:
+    def measured(self, x: Tensor, uses: ModuleRecorders, delivery: Delivery | None) -> Tensor:
         """The module's output, with recorders fed. delivery: where they may leave gradients, if they keep x so long."""
         module = self.module
         if self.is_linear:
@@ -154,7 +171,7 @@ class PatchedForward(StandInForward):
             uses.deliver(y, x, delivery)
         return y
 
-    def linear(self, x: Tensor, uses: Uses, delivery: Delivery) -> Tensor:
+    def linear(self, x: Tensor, uses: ModuleRecorders, delivery: Delivery) -> Tensor:
         """The common case in few and plain calls: small models wait for them."""
         own: dict[str, Any] = self.module._parameters
         weight, bias = own["weight"], own["bias"]
@@ -163,7 +180,7 @@ class PatchedForward(StandInForward):
         uses.deliver(y._base if y._is_view() else y, x, delivery)
         return y
 
-    def product(self, x: Tensor, uses: Uses, made: bool) -> Tensor:
+    def product(self, x: Tensor, uses: ModuleRecorders, made: bool) -> Tensor:
         """A linear layer in one node. Its input is kept only after the product is made, so a recomputation that ends
         here, at the last tensor it needs, makes a product that nobody needs: noted, and done otherwise from then on
         (`recompute` leaves it out, made=False; else `Carry` keeps the input first).
@@ -216,10 +233,10 @@ def patched_between() -> type[PatchedForward]:
 
 
 def _make(
-    claim: Claim,
+    claim: ParameterUse,
     layout: RowLayout,
     plan: SlotPlan,
-    options: Options,
+    options: GramOptions,
     links: dict[str, TiedLink],
     found: dict[str, Recorder],
 ) -> Recorder:
@@ -281,3 +298,58 @@ def recorder_of(module: nn.Module, attribute: str = "weight") -> Recorder | None
     product itself."""
     patched = module.__dict__.get("forward")
     return patched.modules.block.of(module).of.get(attribute) if isinstance(patched, PatchedForward) else None
+
+
+class LinearProduct(torch.autograd.Function):
+    """x (B, T, ..., i), weight (o, i), bias (o,) or None -> F.linear; `parameters` are those of the recorders."""
+
+    @staticmethod
+    def forward(
+        ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None, uses: ModuleRecorders, made: bool, *parameters: Tensor
+    ) -> Tensor:
+        ctx.uses = uses
+        ctx.save_for_backward(x, weight)
+        y = F.linear(x, weight, bias) if made else unmade(x, weight.shape[0])
+        # With a bias it may be a view, which an activation in place would not be allowed to change.
+        return torch.ops.aten._unsafe_view(y, y.shape) if y._is_view() else y
+
+    @staticmethod
+    def backward(ctx: Any, gy: Tensor) -> tuple[Tensor | None, ...]:
+        refuse_graph()
+        x, weight = ctx.saved_tensors
+        gradients = [recorder.run_backward(gy, x) for recorder in ctx.uses.recorders]
+        gx = torch.mm(gy.reshape(-1, gy.shape[-1]), weight).view(x.shape) if ctx.needs_input_grad[0] else None
+        return (gx, None, None, None, None, *gradients)
+
+
+def unmade(x: Tensor, o: int) -> Tensor:
+    """(..., o) in place of what nobody reads: its values are whatever the memory holds."""
+    return x.new_empty(*x.shape[:-1], o)
+
+
+class Unmade(Tensor):
+    """A product that was not made. Added to the residual stream, the last thing that a layer does, it gives a tensor
+    that nobody reads either, so the addition is left out as well."""
+
+    @classmethod
+    def __torch_function__(cls, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        with torch._C.DisableTorchFunctionSubclass():
+            if function in ADDITIONS and len(args) == 2 and not kwargs and args[0].shape == args[1].shape:
+                return direct(UnmadeSum, *args)
+            return function(*args, **(kwargs or {}))
+
+
+ADDITIONS = {Tensor.add, Tensor.__add__, Tensor.__radd__, torch.add}
+
+
+class UnmadeSum(torch.autograd.Function):
+    """The gradients of left + right, and its shape."""
+
+    @staticmethod
+    def forward(ctx: Any, left: Tensor, right: Tensor) -> Tensor:
+        return unmade(left, left.shape[-1])
+
+    @staticmethod
+    def backward(ctx: Any, g: Tensor) -> tuple[Tensor, Tensor]:
+        refuse_graph()
+        return g, g

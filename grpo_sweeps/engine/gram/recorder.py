@@ -15,19 +15,47 @@ from __future__ import annotations
 
 import math
 from collections import Counter
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
 
 from grpo_sweeps.engine.gram.layout import GramError, RowLayout, accumulation_dtype
-from grpo_sweeps.engine.gram.partials import Partial, Rows
 
 if TYPE_CHECKING:
-    from grpo_sweeps.engine.gram.claims import Claim
     from grpo_sweeps.engine.gram.delivery import Delivery
     from grpo_sweeps.engine.gram.large_group import Store
+    from grpo_sweeps.engine.gram.uses import ParameterUse
 
+
+@dataclass(slots=True)
+class Record:
+    """A finished (flat_size + 1,) float64: the flat Gram, then the squared norm of the weighted sum."""
+
+    values: Tensor
+
+
+@dataclass(slots=True)
+class Slots:
+    """What each program of a kernel summed, (programs, width) float64, in the columns that the `SlotPlan` tells."""
+
+    values: Tensor
+
+
+@dataclass(slots=True)
+class Rows:
+    """The rows' gradients of a bias or a norm, whole, (B, N) in the accumulation dtype.
+
+    total: (N,), their weighted sum as it was handed out, before rounding. Its norm is that of the gradient, not of what
+    the Gram is made of, since the two are checked against each other.
+    """
+
+    values: Tensor
+    total: Tensor
+
+
+Partial = Record | Slots | Rows
 
 # The gradient and what the Gram is made of, or neither yet.
 Formed = tuple[Tensor, Partial] | tuple[None, None]
@@ -73,7 +101,7 @@ class Recorder:
     closed = False
     recomputed = False  # was its module called in a recomputation?
 
-    def __init__(self, claim: Claim, layout: RowLayout) -> None:
+    def __init__(self, claim: ParameterUse, layout: RowLayout) -> None:
         self.name = claim.name
         self.module_name = claim.module_name
         self.parameter = claim.parameter
@@ -167,7 +195,7 @@ def state_of(tensor: Tensor) -> tuple[int, int]:
     return tensor.data_ptr(), tensor._version
 
 
-class Uses:
+class ModuleRecorders:
     """The recorders of one module in one block, by attribute: fed together, by one `Carry` or one hook."""
 
     def __init__(self, of: dict[str, Recorder]) -> None:
@@ -226,10 +254,10 @@ class Uses:
 
 
 class Carry(torch.autograd.Function):
-    """Identity on x. Its backward runs after the hook of `Uses.watch` and hands out what that formed."""
+    """Identity on x. Its backward runs after the hook of `ModuleRecorders.watch` and hands out what that formed."""
 
     @staticmethod
-    def forward(ctx: Any, x: Tensor, uses: Uses, *parameters: Tensor) -> Tensor:
+    def forward(ctx: Any, x: Tensor, uses: ModuleRecorders, *parameters: Tensor) -> Tensor:
         ctx.uses = uses
         ctx.save_for_backward(x)
         return x.view_as(x)

@@ -16,11 +16,10 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from grpo_sweeps.engine.gram.claims import plain_name
 from grpo_sweeps.engine.gram.gram import GradientGram, uncompiled
 from grpo_sweeps.engine.gram.layout import GramError, unit_inner
-from grpo_sweeps.engine.gram.measurement import GramCheckError, Measurement
-from grpo_sweeps.engine.gram.precision import widest_eps
+from grpo_sweeps.engine.gram.measurement import GramCheckError, Measurement, widest_eps
+from grpo_sweeps.engine.gram.uses import plain_name
 
 # By the dtype that the model computes in, which for adapters is not their own; relative to sum_i |w_i| ||psi_i||: two
 # orders of summation of the same products, and in float16 what is too small to be halved exactly.

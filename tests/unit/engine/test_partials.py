@@ -3,18 +3,10 @@
 import pytest
 import torch
 
-from grpo_sweeps.engine.gram.forms import FORMS, choose_form, prefer_ghost, why_not
-from grpo_sweeps.engine.gram.layout import GramError, RowLayout
-from grpo_sweeps.engine.gram.partials import (
-    MAX_ROWS,
-    Record,
-    Reduction,
-    Rows,
-    SlotPlan,
-    Slots,
-    plan_for,
-    row_tiles,
-)
+from grpo_sweeps.engine.gram.layout import MAX_ROWS, GramError, RowLayout, SlotPlan, plan_for, row_tiles
+from grpo_sweeps.engine.gram.linear import FORMS, choose_form, prefer_ghost, why_not
+from grpo_sweeps.engine.gram.measurement import Reduction
+from grpo_sweeps.engine.gram.recorder import Record, Rows, Slots
 
 CPU, CUDA = torch.device("cpu"), torch.device("cuda")
 

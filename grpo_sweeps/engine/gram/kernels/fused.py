@@ -17,9 +17,8 @@ from concurrent.futures import Future
 import torch
 from torch import Tensor
 
-from grpo_sweeps.engine.gram.kernels.cuda import Kernel, cached_binary, check, driver
-from grpo_sweeps.engine.gram.kernels.launch import check_trial, multiprocessors
-from grpo_sweeps.engine.gram.partials import SlotPlan
+from grpo_sweeps.engine.gram.kernels.launch import Kernel, cached_binary, check, check_trial, driver, multiprocessors
+from grpo_sweeps.engine.gram.layout import SlotPlan
 
 # As in fused.cu.
 STAGES = 6

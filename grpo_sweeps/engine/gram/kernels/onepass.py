@@ -16,7 +16,7 @@ import triton.language as tl
 from torch import Tensor
 
 from grpo_sweeps.engine.gram.kernels.launch import Launcher, aligned, check_trial, multiprocessors
-from grpo_sweeps.engine.gram.partials import TILE_ROWS, Launch, SlotPlan
+from grpo_sweeps.engine.gram.layout import TILE_ROWS, Launch, SlotPlan
 
 WARPS = 4
 THREADS = 32 * WARPS

@@ -23,7 +23,7 @@ COVERED = "nn.Linear, Conv1D, nn.Embedding, layer norms and RMS norms"
 
 
 @dataclass(frozen=True)
-class Claim:
+class ParameterUse:
     """One use of one trainable parameter."""
 
     name: str
@@ -34,13 +34,13 @@ class Claim:
     kind: Kind
 
 
-def claim_parameters(model: nn.Module) -> list[Claim]:
+def claim_parameters(model: nn.Module) -> list[ParameterUse]:
     """Every trainable parameter's use or, for a tied weight, two uses. Raises GramError naming what is not covered."""
     refuse_couplings(model, dict(model.named_modules()))
     names = {id(parameter): plain_name(name) for name, parameter in model.named_parameters()}
     if len(set(names.values())) < len(names):
         raise GramError("two parameters have the same name once torch.compile's _orig_mod is left out")
-    claims: dict[int, list[Claim]] = {}
+    claims: dict[int, list[ParameterUse]] = {}
     for module_name, module in model.named_modules():
         for attribute, parameter in module._parameters.items():
             if parameter is None or not parameter.requires_grad:
@@ -48,7 +48,7 @@ def claim_parameters(model: nn.Module) -> list[Claim]:
             name = names[id(parameter)]
             refuse_storage(name, parameter)
             kind = kind_of(name, module_name, module, attribute)
-            claim = Claim(name, parameter, plain_name(module_name), module, attribute, kind)
+            claim = ParameterUse(name, parameter, plain_name(module_name), module, attribute, kind)
             claims.setdefault(id(parameter), []).append(claim)
     for uses in claims.values():
         refuse_sharing(uses)
@@ -65,14 +65,12 @@ def kind_of(name: str, module_name: str, module: nn.Module, attribute: str) -> K
         raise GramError(f"{where}: the module's forward was replaced on the instance, so what it computes is unknown")
     if attribute not in ("weight", "bias"):
         raise GramError(
-            f"{where} is not covered; known are {COVERED}. Freeze it with requires_grad_(False) or extend "
-            "claims.kind_of"
+            f"{where} is not covered; known are {COVERED}. Freeze it with requires_grad_(False) or extend uses.kind_of"
         )
     kind = weight_kind(where, module)
     if kind is None or (attribute == "bias" and kind in ("embedding", "rms_norm", "row_norm")):
         raise GramError(
-            f"{where} is not covered; known are {COVERED}. Freeze it with requires_grad_(False) or extend "
-            "claims.kind_of"
+            f"{where} is not covered; known are {COVERED}. Freeze it with requires_grad_(False) or extend uses.kind_of"
         )
     return "bias" if attribute == "bias" else kind
 
@@ -185,7 +183,7 @@ def refuse_storage(name: str, parameter: nn.Parameter) -> None:
         )
 
 
-def refuse_sharing(uses: list[Claim]) -> None:
+def refuse_sharing(uses: list[ParameterUse]) -> None:
     """A parameter has one use, or two: an embedding's weight that is also a linear head's."""
     if len(uses) == 1 or sorted(use.kind for use in uses) == ["embedding", "linear"]:
         return
@@ -195,7 +193,7 @@ def refuse_sharing(uses: list[Claim]) -> None:
     )
 
 
-def refuse_devices(claims: dict[int, list[Claim]]) -> None:
+def refuse_devices(claims: dict[int, list[ParameterUse]]) -> None:
     first = next(iter(claims.values()))[0]
     for use in _flat(claims):
         if use.parameter.device != first.parameter.device:
@@ -205,7 +203,7 @@ def refuse_devices(claims: dict[int, list[Claim]]) -> None:
             )
 
 
-def _flat(claims: dict[int, list[Claim]]) -> Iterator[Claim]:
+def _flat(claims: dict[int, list[ParameterUse]]) -> Iterator[ParameterUse]:
     for uses in claims.values():
         yield from uses
 
