@@ -19,7 +19,8 @@ import torch
 from torch import Tensor, nn
 
 from grpo_sweeps.engine.gram.layout import GramError, RowLayout, accumulation_dtype
-from grpo_sweeps.engine.gram.recorder import Recorder, Rows, direct, refuse_graph, sum_of_rows
+from grpo_sweeps.engine.gram.recorder import Recorder, Rows, refuse_graph, sum_of_rows
+from grpo_sweeps.engine.gram.torch_private import backward_id, copy_each, direct, runs_to_its_end, unviewed, will_run
 
 PARTS_LEFT_OUT = (
     "autograd.grad and backward(inputs=...) leave out parts of the backward, which would not be measured: "
@@ -52,10 +53,10 @@ class Delivery:
         if any; recomputed: the node is of a recomputation, inside the backward that leads to this one."""
         if recomputed:  # its own graph ends before the node: nothing new is known
             return
-        self._leads_here = self._node is not None and torch._C._will_engine_execute_node(self._node)
+        self._leads_here = self._node is not None and will_run(self._node)
         if self._leads_here:
             return
-        task = torch._C._current_graph_task_id()
+        task = backward_id()
         if x is not None and task != self._seen_whole:
             if not runs_to_its_end(x):
                 raise GramError(PARTS_LEFT_OUT)
@@ -107,27 +108,10 @@ class Delivery:
             totals_PN = sum_of_rows(self._layout, rows_PBN)
             # Each in memory of its own, as other gradients are.
             grads = [torch.empty_like(recorder.parameter) for recorder, _ in members]
-            torch._foreach_copy_(grads, list(totals_PN.to(dtype).unbind()))
+            copy_each(grads, totals_PN.to(dtype).unbind())
             made = zip(members, rows_PBN.unbind(), totals_PN.unbind(), grads, strict=True)
             for (recorder, _), rows, total, grad in made:
                 self._gradients[id(recorder.parameter)] = recorder.keep(grad, Rows(rows, total))
-
-
-def runs_to_its_end(x: Tensor) -> bool:
-    """Does the backward that runs now, and comes to x, go on to the leaves? Not where it was asked for some inputs."""
-    stack: list[Any] = [torch.autograd.graph.get_gradient_edge(x).node]
-    seen = set(stack)
-    while stack:
-        node = stack.pop()
-        if type(node).__name__ == "AccumulateGrad":
-            try:
-                return torch._C._will_engine_execute_node(node)
-            except RuntimeError:  # so says torch of a leaf that was asked for
-                return False
-        after = [following for following, _ in node.next_functions if following is not None and following not in seen]
-        seen.update(after)
-        stack += after
-    return False
 
 
 class Deliver(torch.autograd.Function):
@@ -136,11 +120,11 @@ class Deliver(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, y: Tensor, unasked: Tensor, delivery: Delivery, *parameters: Tensor) -> Tensor:
         ctx.delivery = delivery
-        return torch.ops.aten._unsafe_view(y, y.shape)  # no view: it may be changed in place
+        return unviewed(y)  # it may be changed in place
 
     @staticmethod
     def backward(ctx: Any, gy: Tensor) -> tuple[Tensor | None, ...]:
         refuse_graph()
-        if not torch._C._will_engine_execute_node(ctx.next_functions[1][0]):
+        if not will_run(ctx.next_functions[1][0]):
             raise GramError(PARTS_LEFT_OUT)
         return (gy, None, None, *ctx.delivery.take())

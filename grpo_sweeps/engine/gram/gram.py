@@ -14,7 +14,6 @@ A block runs uncompiled, and plain steps keep their compiled code whole; `compil
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any
@@ -30,6 +29,7 @@ from grpo_sweeps.engine.gram.measurement import Measurement, widest_eps
 from grpo_sweeps.engine.gram.patch import MeasuredModules, Recorders, patch, unpatch
 from grpo_sweeps.engine.gram.recompute import Recompute, exchanged
 from grpo_sweeps.engine.gram.recorder import Workspace
+from grpo_sweeps.engine.gram.torch_private import compiled_code, trial
 from grpo_sweeps.engine.gram.uses import claim_parameters, held_parameters, refuse_changes, refuse_couplings
 
 
@@ -54,6 +54,7 @@ class GradientGram:
             raise GramError(f"form={form!r}: allowed are {', '.join(FORMS)}")
         if block_bytes is not None and block_bytes < 1:
             raise GramError(f"block_bytes={block_bytes}: a positive number of bytes is needed")
+        trial()
         self.model = model
         self.compile_between = compile_between
         self.claims = claim_parameters(model)
@@ -174,12 +175,4 @@ class GradientGram:
 def uncompiled(modules: Iterable[nn.Module]) -> AbstractContextManager[Any]:
     """Run what torch.compile compiled as it was written, in a model of these modules or around it. Where nothing was
     compiled, the stance is left alone: every Python frame pays for it."""
-    eval_frame = sys.modules.get("torch._dynamo.eval_frame")  # transformers loads it, compiled or not
-    if eval_frame is None:
-        return nullcontext()
-    backends = getattr(eval_frame, "cached_backends", {"unknown": "torch has changed"})
-    compiled = any(backend is not None for backend in backends.values()) or any(
-        type(module).__name__ == "OptimizedModule" or module.__dict__.get("_compiled_call_impl") is not None
-        for module in modules
-    )
-    return torch.compiler.set_stance("force_eager") if compiled else nullcontext()
+    return torch.compiler.set_stance("force_eager") if compiled_code(modules) else nullcontext()

@@ -31,6 +31,7 @@ from grpo_sweeps.engine.gram.linear import GramOptions
 from grpo_sweeps.engine.gram.measurement import GramCheckError, Measurement, tolerance_of, widest_eps
 from grpo_sweeps.engine.gram.patch import MeasuredModules, Recorders
 from grpo_sweeps.engine.gram.recorder import Partial, Recorder, Rows
+from grpo_sweeps.engine.gram.torch_private import version_of
 from grpo_sweeps.engine.gram.uses import ParameterUse
 
 # again(recorder of all rows, *operands) -> partial
@@ -212,7 +213,7 @@ class LargeGroup(Measurement):
         self._store.clear()
 
     def _parameter_versions(self) -> list[int]:
-        return [parameter._version for parameter in self._parameters.values()]
+        return [version_of(parameter) for parameter in self._parameters.values()]
 
     def check(self, tol: float | None = None) -> float:
         """As `Measurement.check`, for every part (against what it added to `.grad`) and for the whole; and the parts'

@@ -15,6 +15,7 @@ from torch import Tensor, nn
 
 from grpo_sweeps.engine.gram.layout import GramError, RowLayout, SlotPlan, back_to_back, squared_norm
 from grpo_sweeps.engine.gram.recorder import Partial, Recorder, Rows, Slots, state_of
+from grpo_sweeps.engine.gram.torch_private import gradient_hooks, version_of
 from grpo_sweeps.engine.gram.uses import ParameterUse, layer_of
 from grpo_sweeps.spectra.floor import tolerance
 
@@ -102,8 +103,7 @@ class Measurement:
     def may_wait(self) -> bool:
         """May gradients be handed to autograd late, at the end of the backward? See `delivery`."""
         return not any(self._grads_before.values()) and not any(
-            parameter._backward_hooks or parameter._post_accumulate_grad_hooks  # type: ignore[attr-defined]
-            for parameter in self._parameters.values()
+            gradient_hooks(parameter) for parameter in self._parameters.values()
         )
 
     @property
@@ -204,7 +204,7 @@ def sum_of(records: Tensor) -> Tensor:
 
 
 def _grad_state(parameter: nn.Parameter) -> tuple[int, int] | None:
-    return None if parameter.grad is None else (id(parameter.grad), parameter.grad._version)
+    return None if parameter.grad is None else (id(parameter.grad), version_of(parameter.grad))
 
 
 def widest_eps(parameters: Iterable[nn.Parameter]) -> torch.dtype:

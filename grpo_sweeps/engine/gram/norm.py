@@ -16,7 +16,8 @@ from torch import Tensor, nn
 
 from grpo_sweeps.engine.gram.layout import HALF_TYPES, RowLayout, accumulation_dtype
 from grpo_sweeps.engine.gram.linear import kernels
-from grpo_sweeps.engine.gram.recorder import BiasRecorder, Formed, Recorder, direct, refuse_graph
+from grpo_sweeps.engine.gram.recorder import BiasRecorder, Formed, Recorder, refuse_graph
+from grpo_sweeps.engine.gram.torch_private import direct, parameters_of
 
 if TYPE_CHECKING:
     from grpo_sweeps.engine.gram.delivery import Delivery
@@ -25,7 +26,7 @@ if TYPE_CHECKING:
 
 def run_with(module: nn.Module, parameters: dict[str, Tensor | None], x: Tensor) -> Tensor:
     """The module's own forward on other parameters."""
-    own: dict[str, Any] = module._parameters
+    own = parameters_of(module)
     kept = own.copy()
     own.update(parameters)
     try:

@@ -29,7 +29,6 @@ from typing import TYPE_CHECKING, Any
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
-from torch.utils.checkpoint import _StopRecomputationError
 
 from grpo_sweeps.engine.gram.delivery import Delivery
 from grpo_sweeps.engine.gram.embedding import EmbeddingRecorder, TiedLink
@@ -37,7 +36,18 @@ from grpo_sweeps.engine.gram.layout import GramError, RowLayout, SlotPlan
 from grpo_sweeps.engine.gram.linear import GramOptions, LinearRecorder
 from grpo_sweeps.engine.gram.norm import NormBiasRecorder, NormScaleRecorder, RowWeightRecorder, run_with
 from grpo_sweeps.engine.gram.recompute import Frame, StandInForward
-from grpo_sweeps.engine.gram.recorder import BiasRecorder, ModuleRecorders, Recorder, Tap, direct, refuse_graph
+from grpo_sweeps.engine.gram.recorder import BiasRecorder, ModuleRecorders, Recorder, Tap, refuse_graph
+from grpo_sweeps.engine.gram.torch_private import (
+    StopRecomputation,
+    backward_id,
+    base_of,
+    direct,
+    is_view,
+    parameters_of,
+    saved_tensors_stay,
+    torch_functions_off,
+    unviewed,
+)
 from grpo_sweeps.engine.gram.uses import ParameterUse
 
 if TYPE_CHECKING:
@@ -141,7 +151,7 @@ class PatchedForward(StandInForward):
         if delivery.attached:
             return self.measured(x, uses, delivery if x.requires_grad else None)
         y = self.measured(x, uses, None)
-        if torch._C._current_graph_task_id() != -1 or isinstance(uses.weight, RowWeightRecorder):
+        if backward_id() != -1 or isinstance(uses.weight, RowWeightRecorder):
             return y  # a norm of any class may have saved y, and must see when that is changed
         return delivery.attach(y)
 
@@ -157,14 +167,14 @@ class PatchedForward(StandInForward):
         weight = uses.weight
         if isinstance(weight, RowWeightRecorder):
             return run_with(module, {"weight": weight.row_weights(x.dim(), delivery)}, x)
-        detached = {name: p if p is None else p.detach() for name, p in module._parameters.items()}
+        detached = {name: p if p is None else p.detach() for name, p in parameters_of(module).items()}
         if isinstance(weight, EmbeddingRecorder):
             weight.see_ids(x)
             return Tap.apply(run_with(module, detached, x), weight.parameter, weight, x)
         carried = uses.carry(x) if delivery is None else x
         y = run_with(module, detached, carried)
-        if y._is_view():  # changed in place, a view would leave the node that is watched
-            y = torch.ops.aten._unsafe_view.default(y, y.shape)
+        if is_view(y):  # changed in place, a view would leave the node that is watched
+            y = unviewed(y)
         if delivery is None:
             uses.watch(y, carried)
         else:
@@ -173,11 +183,11 @@ class PatchedForward(StandInForward):
 
     def linear(self, x: Tensor, uses: ModuleRecorders, delivery: Delivery) -> Tensor:
         """The common case in few and plain calls: small models wait for them."""
-        own: dict[str, Any] = self.module._parameters
+        own = parameters_of(self.module)
         weight, bias = own["weight"], own["bias"]
         y = F.linear(x, weight.detach(), None if bias is None else bias.detach())
         # With a bias y may be a view; changed in place, it leaves its node, but its base's stays under the change.
-        uses.deliver(y._base if y._is_view() else y, x, delivery)
+        uses.deliver(base_of(y), x, delivery)
         return y
 
     def product(self, x: Tensor, uses: ModuleRecorders, made: bool) -> Tensor:
@@ -185,11 +195,12 @@ class PatchedForward(StandInForward):
         here, at the last tensor it needs, makes a product that nobody needs: noted, and done otherwise from then on
         (`recompute` leaves it out, made=False; else `Carry` keeps the input first).
         """
-        weight, bias = self.module._parameters["weight"], self.module._parameters["bias"]
+        own = parameters_of(self.module)
+        weight, bias = own["weight"], own["bias"]
         try:
             y = direct(LinearProduct, x, weight, bias, uses, made, *uses.parameters)
             return y if made else y.as_subclass(Unmade)
-        except _StopRecomputationError:
+        except StopRecomputation:
             self.modules.ends.add(self.module_name)
             raise
 
@@ -212,11 +223,6 @@ class PatchedForward(StandInForward):
             "separate dimensions "
             "(rows, T, ...), flattened tokens are refused"
         )
-
-
-def saved_tensors_stay() -> bool:
-    """Does nobody take over what autograd saves (checkpointing, offloading)?"""
-    return torch._C._autograd._top_saved_tensors_default_hooks(False) is None
 
 
 @functools.cache
@@ -311,7 +317,7 @@ class LinearProduct(torch.autograd.Function):
         ctx.save_for_backward(x, weight)
         y = F.linear(x, weight, bias) if made else unmade(x, weight.shape[0])
         # With a bias it may be a view, which an activation in place would not be allowed to change.
-        return torch.ops.aten._unsafe_view(y, y.shape) if y._is_view() else y
+        return unviewed(y) if is_view(y) else y
 
     @staticmethod
     def backward(ctx: Any, gy: Tensor) -> tuple[Tensor | None, ...]:
@@ -333,7 +339,7 @@ class Unmade(Tensor):
 
     @classmethod
     def __torch_function__(cls, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        with torch._C.DisableTorchFunctionSubclass():
+        with torch_functions_off():
             if function in ADDITIONS and len(args) == 2 and not kwargs and args[0].shape == args[1].shape:
                 return direct(UnmadeSum, *args)
             return function(*args, **(kwargs or {}))

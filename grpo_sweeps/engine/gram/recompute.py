@@ -23,6 +23,7 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from grpo_sweeps.engine.gram.layout import GramError
+from grpo_sweeps.engine.gram.torch_private import module_hooks
 
 PLAIN_OPTIONS = {"use_reentrant", "preserve_rng_state"}
 # Layers that return one tensor, whose last operation adds the last product to the residual stream.
@@ -32,7 +33,6 @@ KNOWN_LAYERS = {
     "transformers.models.nemotron.modeling_nemotron": "NemotronDecoderLayer",
 }
 KNOWN_PARTS = (*KNOWN_LAYERS, "transformers.activations", "torch.nn.modules.activation")
-HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
 
 
 class Frame:
@@ -80,7 +80,7 @@ def is_plain(layer: nn.Module) -> bool:
         own = module.__dict__
         known = type(module) is nn.Linear or type(module).__module__ in KNOWN_PARTS
         replaced = "forward" in own and not isinstance(own["forward"], StandInForward)
-        if not known or replaced or any(own.get(hooks) for hooks in HOOKS) or own.get("attention_dropout"):
+        if not known or replaced or module_hooks(module) or own.get("attention_dropout"):
             return False
     return True
 

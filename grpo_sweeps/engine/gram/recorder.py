@@ -22,6 +22,7 @@ import torch
 from torch import Tensor, nn
 
 from grpo_sweeps.engine.gram.layout import GramError, RowLayout, accumulation_dtype
+from grpo_sweeps.engine.gram.torch_private import backward_id, direct, unviewed, version_of
 
 if TYPE_CHECKING:
     from grpo_sweeps.engine.gram.delivery import Delivery
@@ -115,7 +116,7 @@ class Recorder:
                 f"{self.layout.rows}; "
                 "packed rows (1, sum T) and ids of shape (1, T) are refused: every module must see one row a rollout"
             )
-        if torch._C._current_graph_task_id() != -1:
+        if backward_id() != -1:
             self.recomputed = True
             return
         self.calls += 1
@@ -178,11 +179,6 @@ def sum_of_rows(layout: RowLayout, rows_PBN: Tensor) -> Tensor:
     return (rows_PBN * layout.weights(rows_PBN.dtype)[:, None]).sum(-2)
 
 
-def direct(function: type[torch.autograd.Function], *args: Any) -> Tensor:
-    """`function.apply` without its look for functorch transforms, which cannot be at work inside a measured block."""
-    return super(torch.autograd.Function, function).apply(*args)  # type: ignore[misc,no-any-return]
-
-
 def refuse_graph() -> None:
     """Called by every backward here; cheaper than torch's once_differentiable, and it names the cause."""
     if torch.is_grad_enabled():
@@ -192,7 +188,7 @@ def refuse_graph() -> None:
 
 
 def state_of(tensor: Tensor) -> tuple[int, int]:
-    return tensor.data_ptr(), tensor._version
+    return tensor.data_ptr(), version_of(tensor)
 
 
 class ModuleRecorders:
@@ -222,7 +218,7 @@ class ModuleRecorders:
     def deliver(self, y: Tensor | None, x: Tensor, delivery: Delivery) -> None:
         """As `watch`, for a module that worked on x itself and leaves its gradients with `delivery`."""
         # Kept as autograd keeps what it saves: until it is used, and not if it was changed since (a bias uses none).
-        kept, version = [x], x._version
+        kept, version = [x], version_of(x)
         for recorder in self.recorders:
             recorder.delivery = delivery
 
@@ -232,7 +228,7 @@ class ModuleRecorders:
             if gy is None:
                 return
             inputs, kept[:] = tuple(kept), ()  # gone in a second backward, which the recorders refuse
-            if inputs and inputs[0]._version != version and self.weight is not None:
+            if inputs and version_of(inputs[0]) != version and self.weight is not None:
                 raise GramError(
                     f"module {self.recorders[0].module_name}: its input was changed in place after it had been used"
                 )
@@ -276,7 +272,7 @@ class Tap(torch.autograd.Function):
     def forward(ctx: Any, y: Tensor, parameter: Tensor, recorder: Recorder, *saved: Tensor) -> Tensor:
         ctx.recorder = recorder
         ctx.save_for_backward(*saved)
-        return torch.ops.aten._unsafe_view(y, y.shape)  # no view: it may be changed in place
+        return unviewed(y)  # it may be changed in place
 
     @staticmethod
     def backward(ctx: Any, gy: Tensor) -> tuple[Tensor | None, ...]:

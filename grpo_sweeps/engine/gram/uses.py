@@ -17,6 +17,7 @@ from torch import nn
 
 from grpo_sweeps.engine.gram.layout import GramError
 from grpo_sweeps.engine.gram.norm import takes_row_weights
+from grpo_sweeps.engine.gram.torch_private import WRAPPED, BatchNorm, parameters_of
 
 Kind = Literal["linear", "conv1d", "embedding", "layer_norm", "rms_norm", "row_norm", "bias"]
 COVERED = "nn.Linear, Conv1D, nn.Embedding, layer norms and RMS norms"
@@ -42,7 +43,7 @@ def claim_parameters(model: nn.Module) -> list[ParameterUse]:
         raise GramError("two parameters have the same name once torch.compile's _orig_mod is left out")
     claims: dict[int, list[ParameterUse]] = {}
     for module_name, module in model.named_modules():
-        for attribute, parameter in module._parameters.items():
+        for attribute, parameter in parameters_of(module).items():
             if parameter is None or not parameter.requires_grad:
                 continue
             name = names[id(parameter)]
@@ -125,7 +126,7 @@ def held_parameters(model: nn.Module) -> list[Held]:
     return [
         Held(names[id(parameter)], parameter, module, attribute, parameter.requires_grad)
         for module in model.modules()
-        for attribute, parameter in module._parameters.items()
+        for attribute, parameter in parameters_of(module).items()
         if parameter is not None
     ]
 
@@ -139,7 +140,7 @@ def refuse_changes(modules: Iterable[nn.Module], held: Sequence[Held], device: t
     now = {
         (module, attribute): parameter
         for module in modules
-        for attribute, parameter in module._parameters.items()
+        for attribute, parameter in parameters_of(module).items()
         if parameter is not None
     }
     for was in held:
@@ -163,7 +164,7 @@ def refuse_couplings(model: nn.Module, modules: Mapping[str, nn.Module]) -> None
     """
     for name, module in modules.items():
         kind = type(module).__name__
-        if isinstance(module, nn.modules.batchnorm._BatchNorm):
+        if isinstance(module, BatchNorm):
             raise GramError(f"module {name} ({kind}) takes statistics over the batch: rows of the batch interact")
         if kind == "FullyShardedDataParallel":
             raise GramError(f"module {name or '(the model itself)'} is a {kind}: pass the plain module that it wraps")
@@ -210,7 +211,7 @@ def _flat(claims: dict[int, list[ParameterUse]]) -> Iterator[ParameterUse]:
 
 def plain_name(name: str) -> str:
     """A parameter's or module's name without the `_orig_mod` of the modules that torch.compile wraps around others."""
-    return ".".join(part for part in name.split(".") if part != "_orig_mod") if "_orig_mod" in name else name
+    return ".".join(part for part in name.split(".") if part != WRAPPED) if WRAPPED in name else name
 
 
 def layer_of(name: str) -> str:

@@ -19,6 +19,7 @@ from torch import Tensor
 
 from grpo_sweeps.engine.gram.kernels.launch import Kernel, cached_binary, check, check_trial, driver, multiprocessors
 from grpo_sweeps.engine.gram.layout import SlotPlan
+from grpo_sweeps.engine.gram.torch_private import raw_stream
 
 # As in fused.cu.
 STAGES = 6
@@ -148,7 +149,7 @@ class Product:
 
     def add(self, weights_B: Tensor, grad_oi: Tensor, total: Tensor | None, slots: Tensor) -> None:
         """grad_oi: contiguous, on 16 bytes; total: (o i,) float32, needed for several units."""
-        column_bytes, stream = slots.element_size(), torch._C._cuda_getCurrentRawStream(self.y.device.index)
+        column_bytes, stream = slots.element_size(), raw_stream(self.y.device)
         for part, maps, one in zip(self.plan.launches, self.maps, self.variants, strict=True):
             with one.lock:
                 one.parameters[0], one.parameters[1] = maps[0][0], maps[1][0]
