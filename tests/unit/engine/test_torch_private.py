@@ -45,7 +45,7 @@ def of_torch(value: ast.expr, aliases: set[str]) -> bool:
 
 
 def uses(tree: ast.AST, names: set[str]) -> list[tuple[int, str]]:
-    """Private names of torch: below it, imported from it, and those of `names` in a string or of any object but self."""
+    """Private names of torch: below it, imported from it, and `names` of any object but self or in a string."""
     aliases, found = {"torch"}, []
     for node in ast.walk(tree):
         if isinstance(node, ast.Import):
