@@ -9,7 +9,7 @@ psi_j> and adds sum_i w_i psi_i to `.grad`. Rows must not interact in the forwar
     m.matrices()
 
 torch.compile: the model, or its layers, may be compiled (in place, or as a module that wraps them), before or after.
-A block runs uncompiled, and plain steps keep their compiled code whole; `compile_between` has it otherwise.
+A block runs uncompiled, and plain steps keep their compiled code whole, unless `compile_between` is set.
 """
 
 from __future__ import annotations
@@ -38,9 +38,9 @@ class GradientGram:
 
     form: how linear layers are measured: "auto" by measured cost, or one of `forms.FORMS` ("blocks", "onepass",
     "fused", "ghost"). block_bytes: most memory of one block of per-row gradients, where a form writes one; by default
-    2 MB on a CPU (cache) and 512 MB on CUDA. compile_between: in a block too run compiled what torch.compile compiled,
+    2 MB on a CPU (cache) and 512 MB on CUDA. compile_between: what torch.compile compiled runs compiled in a block too,
     in pieces between the claimed modules. It is for runs that measure every step: Dynamo serves later plain steps from
-    these pieces as well, which is right but slower than whole layers. Not under checkpointing.
+    these pieces as well, which is right but slower than whole layers. It has no effect under checkpointing.
     """
 
     def __init__(
@@ -65,19 +65,20 @@ class GradientGram:
         self.options = GramOptions(form, block_bytes or block_bytes_for(self.device), Workspace())
 
     def expect(self, groups: Sequence[tuple[int, int]]) -> None:
-        """Begin to compile, in the background, what blocks will run that hold (rows per group, groups)."""
+        """Begin to compile, in the background, the kernels for blocks of these groups, (rows per group, groups)
+        each."""
         begin_compiling(groups, self._dtype(), self.device)
 
     @property
     def forms_taken(self) -> dict[str, int]:
-        """{form: weights measured by it}, over all blocks so far; "blocks" is the reference."""
+        """{form: weights measured by it} over all blocks so far. "blocks" is the reference."""
         return dict(self.options.workspace.forms)
 
     @contextmanager
     def measure(
         self, group_sizes: Sequence[int], weights: Sequence[float] | Tensor | None = None, cross_groups: bool = False
     ) -> Iterator[Measurement]:
-        """Open a block for one micro-batch: one forward over sum(group_sizes) rows and one backward of their summed
+        """Open a block for one micro-batch: one forward over sum(group_sizes) rows, one backward of their summed
         scalars.
 
         group_sizes: rows of each group, back to back. weights: (rows,), default 1. cross_groups: also measure the
@@ -102,10 +103,10 @@ class GradientGram:
                         row_sums(rows).sum().backward()
             group.matrix()                                     # (64, 64)
 
-        Read it like what `measure` gives; `.grad` gains the same. Exact, at the cost that `large_group` tells: the
-        inputs and output gradients of every claimed module are kept until the group closes, `device_bytes` of them on
-        the device (None: half of what is free there now) and the rest in host memory. Raises GramError also where the
-        parts do not make up the group or a parameter changes before it closes.
+        It is read like what `measure` gives, and `.grad` gains the same. It is exact, at the cost that `large_group`
+        tells: the inputs and output gradients of every claimed module are kept until the group closes, `device_bytes`
+        of them on the device (None: half of what is free there now) and the rest in host memory. Raises GramError also
+        where the parts do not make up the group or a parameter changes before it closes.
         """
         layout = RowLayout.build([size], weights, False, self.device)
         room = room_for(self.device) if device_bytes is None else device_bytes
@@ -157,8 +158,8 @@ class GradientGram:
         return widest_eps(held.parameter for held in self.held)
 
     def _compiles_between(self) -> bool:
-        """Never under checkpointing: Dynamo traces a checkpoint whole or not at all, and would give up a layer's code
-        for good when it meets a claimed module there."""
+        """Whether code between claimed modules runs compiled: never under checkpointing, since Dynamo traces a
+        checkpoint whole or not at all, and gives up a layer's code for good when it meets a claimed module there."""
         return self.compile_between and not any(
             module.__dict__.get("gradient_checkpointing") and module.training for module in self.model.modules()
         )

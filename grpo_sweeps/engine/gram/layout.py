@@ -71,13 +71,13 @@ class RowLayout:
         """Check sizes and weights. Raises GramError naming the argument."""
         sizes = tuple(int(size) for size in group_sizes)
         if not sizes or min(sizes) < 1:
-            raise GramError(f"group_sizes={list(group_sizes)}: one positive number of rows a group is needed")
+            raise GramError(f"group_sizes={list(group_sizes)}: one positive number of rows per group is needed")
         rows = sum(sizes)
         given = torch.ones(rows) if weights is None else torch.as_tensor(weights).detach()
         if given.shape != (rows,):
             raise GramError(
                 f"weights has shape {tuple(given.shape)}, but group_sizes={list(sizes)} make {rows} rows: one "
-                "weight a row"
+                "weight per row"
             )
         if not given.is_cuda and not bool(torch.isfinite(given).all()):
             raise GramError(f"weights={given.tolist()}: every weight must be finite")
@@ -106,7 +106,7 @@ class RowLayout:
         return torch.cat([gram.reshape(-1) for gram in grams]).to(torch.float64)
 
     def unflat(self, flat: Tensor) -> list[Tensor]:
-        """The inverse of `flat`, each matrix made exactly symmetric (rounding is not)."""
+        """The units' (R, R) matrices of a vector that `flat` made, each exactly symmetric (rounding is not)."""
         parts = flat.split([size * size for size in self.unit_sizes])
         grams = [part.view(size, size) for part, size in zip(parts, self.unit_sizes, strict=True)]
         return [(gram + gram.T) / 2 for gram in grams]
@@ -127,7 +127,7 @@ class RowLayout:
 
 
 def back_to_back(sizes: Sequence[int]) -> list[slice]:
-    """Where runs of these lengths lie when one follows the other."""
+    """The slices of runs of these lengths, each of which follows the one before."""
     return [slice(stop - size, stop) for stop, size in zip(itertools.accumulate(sizes), sizes, strict=True)]
 
 
@@ -147,8 +147,8 @@ def squared_norm(matrix: Tensor) -> Tensor:
 
 
 def weighted_sum(weights_B: Tensor, rows_BN: Tensor, out: Tensor | None = None) -> Tensor:
-    """weights @ rows with float32 weights also where the rows are half: a weight rounded to 8 bits would miss the
-    norm check.
+    """weights @ rows, (N,). The weights are float32 for half-type rows too: rounded to 8 bits they would miss the norm
+    check.
 
     On CUDA the weight is split into a high and a low half-type part, whose products with the rows are exact in float32.
     """
@@ -161,11 +161,11 @@ def weighted_sum(weights_B: Tensor, rows_BN: Tensor, out: Tensor | None = None) 
     return wide_mm(torch.stack([high, low]), rows_BN).sum(0)
 
 
-# Rows of one kernel launch: their 136 products and the rows themselves just fit a thread's registers.
+# Rows of one kernel launch: their 136 products and the rows themselves just fit into a thread's registers.
 MAX_ROWS = 16
-# Larger units are cut into tiles of so many rows; 8 x 8 products of two tiles fit as well.
+# Rows of one tile of a larger unit: the 8 x 8 products of two tiles fit as well.
 TILE_ROWS = 8
-# Room for slots is taken so much at a time.
+# Memory for slots is taken in pieces of this size.
 SLOT_BYTES = 8 * 2**20
 
 
@@ -173,8 +173,8 @@ SLOT_BYTES = 8 * 2**20
 class Launch:
     """One pass over a block: products of the rows of `a` with those of `b`, or with one another where `b` is None.
 
-    column: where its products begin in a slot. Products within `a` are the upper triangle row by row, then the
-    squared norm of the weighted sum (0 in all launches but the last of these); with `b` the whole rectangle.
+    column: where its products begin in a slot. Products within `a` are the upper triangle row by row, then the squared
+    norm of the weighted sum (0 in all but the last of these launches); with `b` they are the whole rectangle.
     """
 
     a: slice
@@ -226,17 +226,17 @@ class SlotPlan:
         return launch
 
     def slots(self, programs: int, device: torch.device) -> Tensor:
-        """(programs, width) float64, not filled; made many at a time."""
+        """(programs, width) float64, not filled. Many are made at a time."""
         free = self._free.setdefault((programs, device), [])
         while True:
             try:
-                return free.pop()  # not after a look whether it is empty: plans serve all threads
+                return free.pop()  # without a look whether it is empty: plans serve all threads
             except IndexError:
                 count = max(1, SLOT_BYTES // (programs * self.width * 8))
                 free.extend(torch.empty(count, programs, self.width, dtype=torch.float64, device=device).unbind())
 
     def columns_on(self, device: torch.device) -> Tensor:
-        """`columns` as a tensor, copied there once: a copy waits for all that the device has to do."""
+        """`columns` as a tensor on the device, copied once: a copy waits for all that the device has to do."""
         if device not in self._columns_on:
             self._columns_on[device] = torch.tensor(self.columns, device=device)
         return self._columns_on[device]
@@ -253,12 +253,12 @@ class SlotPlan:
 
 @functools.lru_cache(maxsize=64)
 def plan_for(unit_sizes: tuple[int, ...]) -> SlotPlan:
-    """Training meets the same few layouts again and again."""
+    """The plan for units of these sizes, kept: training meets the same few layouts again and again."""
     return SlotPlan.build(back_to_back(unit_sizes))
 
 
 def row_tiles(unit: slice) -> list[slice]:
-    """A unit's rows, whole where one launch can take them."""
+    """The unit's rows in tiles, in one where one launch can take them all."""
     size = unit.stop - unit.start
     step = size if size <= MAX_ROWS else TILE_ROWS
     return [slice(low, min(unit.stop, low + step)) for low in range(unit.start, unit.stop, step)]

@@ -60,7 +60,7 @@ UNUSABLE = "its kernel cannot be compiled or failed its trial here (the log says
 
 @functools.cache
 def kernels(name: Literal["onepass", "fused", "norm_rows"]) -> ModuleType | None:
-    """The module of a kernel, or None (said once) where it cannot be imported, compiled or trusted: each is tried on a
+    """The module of a kernel, or None, said once, where it cannot be imported, compiled or trusted. Each is tried on a
     small case first, since compilers and drivers change under it."""
     try:
         module = importlib.import_module(f"grpo_sweeps.engine.gram.kernels.{name}")
@@ -73,7 +73,8 @@ def kernels(name: Literal["onepass", "fused", "norm_rows"]) -> ModuleType | None
 
 
 def begin_compiling(groups: Sequence[tuple[int, int]], dtype: torch.dtype, device: torch.device) -> None:
-    """Begin, in the background, with the kernels that groups, (rows, groups per block), take if their widths allow."""
+    """Begin to compile, in the background, the kernels that such groups, (rows, groups per block), take if their widths
+    allow."""
     fits = [(R, count) for R, count in groups if R <= MAX_FUSED_ROWS]
     if fits and device.type == "cuda" and dtype in HALF_TYPES and torch.cuda.get_device_capability(device)[0] == 9:
         importlib.import_module("grpo_sweeps.engine.gram.kernels.fused").begin(fits, dtype)
@@ -87,7 +88,7 @@ def refuse_shape(form: str, reason: str) -> None:
 
 
 def why_not(form: str, o: int, i: int, largest_unit: int, dtype: torch.dtype, device: torch.device) -> str:
-    """'' where `form` can measure a weight (o, i), else the reason in a few words."""
+    """The reason, in a few words, why `form` cannot measure a weight (o, i); '' where it can."""
     if form in ("blocks", "ghost"):
         return ""
     if device.type != "cuda":
@@ -99,7 +100,7 @@ def why_not(form: str, o: int, i: int, largest_unit: int, dtype: torch.dtype, de
     if dtype not in HALF_TYPES:
         return f"fused needs a half type, not {dtype}"
     if largest_unit > MAX_FUSED_ROWS:
-        return f"fused takes up to {MAX_FUSED_ROWS} rows a group, not {largest_unit}"
+        return f"fused takes up to {MAX_FUSED_ROWS} rows per group, not {largest_unit}"
     if o % 8 or i % 8:
         return f"fused needs widths that are multiples of 8, not {o} and {i}"
     if torch.cuda.get_device_capability(device)[0] != 9:
@@ -108,7 +109,8 @@ def why_not(form: str, o: int, i: int, largest_unit: int, dtype: torch.dtype, de
 
 
 def prefer_ghost(instead_of: str, T: int, o: int, i: int, largest_unit: int, dtype: torch.dtype) -> bool:
-    """T counts padding, which is multiplied like everything else."""
+    """Whether the ghost form costs less than `instead_of`. T counts padding, which is multiplied like everything
+    else."""
     pair_bytes = (largest_unit * T) ** 2 * accumulation_dtype(dtype).itemsize
     return T * T * (o + i) < GHOST_FACTOR[instead_of] * o * i and pair_bytes <= MAX_GHOST_BYTES
 
@@ -117,7 +119,7 @@ def prefer_ghost(instead_of: str, T: int, o: int, i: int, largest_unit: int, dty
 def choose_form(
     form: Form, T: int, o: int, i: int, largest_unit: int, dtype: torch.dtype, device: torch.device, whole: bool = True
 ) -> str:
-    """The form for one weight (o, i) and T tokens a row; anything but "auto" is taken as asked for.
+    """The form for one weight (o, i) and T tokens per row. Anything but "auto" is taken as asked for.
 
     whole: all output rows are at hand; the ghost form needs them (the head brings the vocabulary block by block, and
     an asked-for ghost form is replaced there). Raises GramError where the form asked for cannot be had.
@@ -132,8 +134,8 @@ def choose_form(
     return "ghost" if whole and prefer_ghost(best, T, o, i, largest_unit, dtype) else best
 
 
-# Most memory of one block. A CPU block that stays in the second-level cache is read back for nothing: 2 MB was best
-# from 0.25 to 64 MB. On a GPU small blocks do not pay, though its cache would hold them: the batched products slow
+# Most memory of one block. A CPU block that stays in the second-level cache costs nothing to read back: 2 MB was the
+# best of 0.25 to 64 MB. On a GPU small blocks do not pay, though its cache would hold them: the batched products slow
 # down by more (H100, 9216 x 3072, R=8: 0.55 ms whole, 0.71 in blocks of 25 MB).
 BLOCK_BYTES = {"cpu": 2 * 2**20, "cuda": 512 * 2**20}
 # Elements of a block: the kernels' offsets are 32 bits, also those of a program's next turn, which lies beyond it.
@@ -143,11 +145,19 @@ KEPT_SLOT_BYTES = 4 * 2**20
 
 
 def block_bytes_for(device: torch.device) -> int:
+    """The most memory of one block on this kind of device."""
     return BLOCK_BYTES.get(device.type, BLOCK_BYTES["cpu"])
 
 
 class WeightSums:
-    """Gathers one weight's sums, whole or block of output rows by block; `form` is one of forms.FORMS but "auto"."""
+    """Gathers the three sums over rows that one weight needs, at once or by blocks of its output rows.
+
+    gram     inner products of the rows' gradients y_b' x_b
+    grad     sum_b w_b y_b' x_b, the weight's gradient
+    sq_norm  ||grad||^2, for the check of w'Kw
+
+    form: one of FORMS but "auto".
+    """
 
     def __init__(
         self, layout: RowLayout, plan: SlotPlan, weight: Tensor, form: str, block_bytes: int, workspace: Workspace
@@ -161,14 +171,14 @@ class WeightSums:
         self._gram = self._sq_norm = self._slots = None  # type: Any
 
     def add(self, y_BTn: Tensor, x_BTi: Tensor, start: int = 0) -> None:
-        """Add weight rows start .. start + n."""
+        """Add the sums of weight rows start .. start + n."""
         if self.form == "ghost":
             self._add_ghost(y_BTn, x_BTi)
         elif self.form != "fused" or not self._add_fused(y_BTn, x_BTi, self.grad[start : start + y_BTn.shape[2]]):
             self._add_blocks(y_BTn, x_BTi, start)
 
     def partial(self) -> Partial:
-        """What was gathered, without `grad`: of a kernel, of the reference, or of both where one stood in."""
+        """What was gathered for the Gram, by a kernel, by the reference, or by both where one stood in."""
         self.workspace.forms[self.form] += 1
         slots = self._slots
         if self._gram is None:
@@ -179,7 +189,7 @@ class WeightSums:
         return Record(record if slots is None else record + self.plan.summed(slots))
 
     def _add_blocks(self, y_BTn: Tensor, x_BTi: Tensor, start: int) -> None:
-        """In blocks of at most `block_bytes` (one weight row at least)."""
+        """Add in blocks of at most `block_bytes`, of one weight row at least."""
         B, _, n = y_BTn.shape
         i = x_BTi.shape[2]
         step = max(1, min(n, self.block_bytes // (B * i * y_BTn.element_size()), MOST_ELEMENTS // (B * i)))
@@ -193,7 +203,7 @@ class WeightSums:
                 self._sum(rows, grad_ni)
 
     def _sum(self, rows_Bni: Tensor, grad_ni: Tensor) -> None:
-        """The reference: library calls, each of which reads the block."""
+        """Add one block by the reference: library calls, each of which reads the block."""
         gram = self.layout.inner(rows_Bni)
         if rows_Bni.dtype in HALF_TYPES:
             total = self.layout.weighted_sum(rows_Bni.flatten(1))
@@ -203,7 +213,7 @@ class WeightSums:
         self._keep(gram, squared_norm(total.view_as(grad_ni)))
 
     def _pass(self, rows_Bni: Tensor, grad_ni: Tensor) -> bool:
-        """False where the compiler refuses these rows: nothing has been added then."""
+        """Add one block by the Triton kernel. False where the compiler refuses these rows: nothing is added then."""
         onepass: Any = kernels("onepass")
         first = self._claim_slots(onepass)
         total = self._total(grad_ni.shape) if len(self.plan.diagonal) > 1 else None
@@ -220,7 +230,7 @@ class WeightSums:
         return self.form == "onepass"
 
     def _add_fused(self, y_BTn: Tensor, x_BTi: Tensor, grad_ni: Tensor) -> bool:
-        """False where the kernel cannot take these shapes: nothing has been added then."""
+        """Add by the Hopper kernel. False where it cannot take these shapes: nothing is added then."""
         fused: Any = kernels("fused")
         try:
             product = fused.Product(y_BTn, x_BTi, self.plan, first=self._slots is None)
@@ -233,12 +243,12 @@ class WeightSums:
         return True
 
     def _stand_in(self, form: str, error: Exception) -> None:
-        """The reference takes over, for this weight from here on; said once per reason."""
+        """Let the reference take over for this weight from here on, said once per reason."""
         refuse_shape(form, str(error))
         self.form = "blocks"
 
     def _claim_slots(self, module: Any) -> bool:
-        """Make room for a kernel's sums; True where nothing is in it yet."""
+        """Make room for a kernel's sums. True where nothing is in it yet."""
         if self._slots is not None:
             return False
         self._slots = self.plan.slots(module.programs(self.grad.device), self.grad.device)
@@ -274,7 +284,8 @@ def ghost_gram(y_RTo: Tensor, x_RTi: Tensor) -> Tensor:
 
 @dataclass(frozen=True)
 class GramOptions:
-    """How Grams are formed. block_bytes: most memory of one block of per-row gradients."""
+    """The form of Grams asked for, and what blocks share. block_bytes: most memory of one block of per-row
+    gradients."""
 
     form: Form
     block_bytes: int
@@ -282,25 +293,26 @@ class GramOptions:
 
 
 class LinearRecorder(Recorder):
-    """Weight of a linear map. `transposed` for a weight stored (in, out); `link` when it is tied to the embedding."""
+    """Measures the weight of a linear map. transposed: it is stored (in, out). link: where it is tied to the
+    embedding."""
 
     def __init__(
         self,
-        claim: ParameterUse,
+        use: ParameterUse,
         layout: RowLayout,
         options: GramOptions,
         plan: SlotPlan,
         transposed: bool = False,
         link: TiedLink | None = None,
     ) -> None:
-        super().__init__(claim, layout)
+        super().__init__(use, layout)
         self.options = options
         self.plan = plan
         self.transposed = transposed
         self.link = link
 
     def sums(self, T: int, whole: bool = True) -> WeightSums:
-        """Empty sums in the form that T tokens a row call for."""
+        """Empty sums in the form that T tokens per row call for."""
         weight, options = self.parameter, self.options
         o, i = weight.shape
         form = choose_form(options.form, T, o, i, max(self.layout.unit_sizes), weight.dtype, weight.device, whole=whole)

@@ -1,14 +1,15 @@
-"""What one claimed parameter keeps during one block: `Recorder`, and the autograd functions that feed it.
+"""`Recorder`, which keeps what one use of a parameter leaves during one block, and the autograd functions that feed it.
 
-A claimed module runs its own forward on detached parameters (so its output is the plain one, bit for bit, and the
-gradient of its input comes from autograd's own kernels). A hook on the output forms the parameters' gradients, and with
+A claimed module runs its own forward on detached parameters, so its output is the plain one, bit for bit, and the
+gradient of its input comes from autograd's own kernels. A hook on the output forms the parameters' gradients, and with
 them what the Gram is made of, which stays with the recorders. Mostly the module's input is kept beside the hook, and
-the gradients are left with the block's `delivery`. Where that must not be, `Carry` goes around the module: it takes the
-parameters in, keeps the input, and its backward hands the gradients on. The input is kept before the module's product
-and not after it, because checkpointing stops its recomputation at the last tensor kept: the last product of a layer is
-not made again.
+the gradients are left with the block's `delivery`. Where that is not possible, `Carry` goes around the module: it takes
+the parameters in, keeps the input, and its backward hands the gradients on. It keeps the input before the module's
+product and not after it, because checkpointing stops its recomputation at the last tensor kept: the last product of a
+layer is not made again.
 
-No module hooks: checkpointing recomputes forwards, but each node of the backward runs once; a second time is refused.
+There are no module hooks: checkpointing recomputes forwards, but each node of the backward runs once. A second time is
+refused.
 """
 
 from __future__ import annotations
@@ -63,10 +64,10 @@ Formed = tuple[Tensor, Partial] | tuple[None, None]
 
 
 class Workspace:
-    """What the blocks of one GradientGram share.
+    """Buffers and counts that the blocks of one GradientGram share.
 
-    One buffer for each purpose and dtype, grown to the largest use and kept between blocks: fresh pages would cost
-    more than the products. Two buffers that are in use at once need two purposes. forms: how often a weight was
+    There is one buffer per purpose and dtype. It grows to the largest use and stays between blocks: fresh pages would
+    cost more than the products. Two buffers that are in use at once need two purposes. forms: how often a weight was
     measured by each form.
     """
 
@@ -91,7 +92,7 @@ class Recorder:
     nothing else has been added to it.
     """
 
-    # What a block begins with; made anew for every parameter in every block, so what need not be set is not.
+    # What a block begins with. Every block makes a recorder per parameter, so defaults are not set one by one.
     store: Store | None = None  # set in a part of a large group
     delivery: Delivery | None = None  # set where the gradient is left with it
     block_delivery: Delivery | None = None  # the block's, where it has one
@@ -100,12 +101,12 @@ class Recorder:
     calls = 0
     backwards = 0
     closed = False
-    recomputed = False  # was its module called in a recomputation?
+    recomputed = False  # True: its module was called in a recomputation
 
-    def __init__(self, claim: ParameterUse, layout: RowLayout) -> None:
-        self.name = claim.name
-        self.module_name = claim.module_name
-        self.parameter = claim.parameter
+    def __init__(self, use: ParameterUse, layout: RowLayout) -> None:
+        self.name = use.name
+        self.module_name = use.module_name
+        self.parameter = use.parameter
         self.layout = layout
 
     def begin(self, first_dim: int) -> None:
@@ -114,7 +115,7 @@ class Recorder:
             raise GramError(
                 f"module {self.module_name}: its input has {first_dim} rows in dimension 0, but group_sizes make "
                 f"{self.layout.rows}; "
-                "packed rows (1, sum T) and ids of shape (1, T) are refused: every module must see one row a rollout"
+                "packed rows (1, sum T) and ids of shape (1, T) are refused: every module must see one row per rollout"
             )
         if backward_id() != -1:
             self.recomputed = True
@@ -138,13 +139,13 @@ class Recorder:
         return self.keep(grad, partial)
 
     def keep(self, grad: Tensor, partial: Partial) -> Tensor:
-        """Take note of what was measured with `grad`, and return it."""
+        """`grad`, after a note of what was measured with it."""
         self.partial = partial
         self.handed = state_of(grad)
         return grad
 
     def drop(self) -> None:
-        """Let go of what was measured."""
+        """Let go of what was measured: a loss that is kept keeps the recorder."""
         self.partial = None
 
     def begin_backward(self) -> None:
@@ -160,13 +161,15 @@ class Recorder:
         raise NotImplementedError(type(self).__name__)
 
     def from_rows(self, rows_BN: Tensor) -> Formed:
-        """Gradient and partial of a small parameter from its rows' gradients, formed whole (biases and norms)."""
+        """Gradient and partial of a bias or a norm from its rows' gradients, formed whole; neither where `delivery`
+        forms both later."""
         if self.delivery is not None:
             self.delivery.put_rows(self, rows_BN)
             return None, None
         return self.summed(rows_BN)
 
     def summed(self, rows_BN: Tensor) -> tuple[Tensor, Rows]:
+        """Gradient and partial from the rows' gradients, formed now."""
         rows_BN = rows_BN.to(accumulation_dtype(rows_BN.dtype))
         total = sum_of_rows(self.layout, rows_BN)
         # A copy in any case: autograd would make one of a gradient that is held elsewhere, and `handed` be in vain.
@@ -180,7 +183,8 @@ def sum_of_rows(layout: RowLayout, rows_PBN: Tensor) -> Tensor:
 
 
 def refuse_graph() -> None:
-    """Called by every backward here; cheaper than torch's once_differentiable, and it names the cause."""
+    """Refuse a backward that would make a graph. Every backward here calls it: it is cheaper than torch's
+    once_differentiable, and names the cause."""
     if torch.is_grad_enabled():
         raise GramError(
             "backward(create_graph=True) is not covered: second derivatives of a measured block are refused"
@@ -188,38 +192,39 @@ def refuse_graph() -> None:
 
 
 def state_of(tensor: Tensor) -> tuple[int, int]:
+    """Where the tensor lies, and in which version."""
     return tensor.data_ptr(), version_of(tensor)
 
 
 class ModuleRecorders:
-    """The recorders of one module in one block, by attribute: fed together, by one `Carry` or one hook."""
+    """The recorders of one module in one block, by attribute. One `Carry` or one hook feeds them together."""
 
     def __init__(self, of: dict[str, Recorder]) -> None:
         self.of = of
-        self.recorders = list(of.values())
+        self.each = list(of.values())
         self.weight = of.get("weight")
         self.gradients: list[Tensor | None] = []
 
     @property
     def parameters(self) -> list[nn.Parameter]:
-        return [recorder.parameter for recorder in self.recorders]
+        return [recorder.parameter for recorder in self.each]
 
     def carry(self, x: Tensor) -> Tensor:
         """x, for the module to work on."""
         return direct(Carry, x, self, *self.parameters)
 
     def watch(self, y: Tensor, carried: Tensor) -> None:
-        """Form the parameters' gradients as soon as that of the module's output y is there."""
+        """Form the parameters' gradients as soon as the gradient of the module's output y is there."""
         node: Any = carried.grad_fn
         # On the node and not on y: hooks that change y's gradient have run by then.
         output: Any = y.grad_fn
         output.register_prehook(lambda gys: self.receive(gys[0], node))
 
     def deliver(self, y: Tensor | None, x: Tensor, delivery: Delivery) -> None:
-        """As `watch`, for a module that worked on x itself and leaves its gradients with `delivery`."""
-        # Kept as autograd keeps what it saves: until it is used, and not if it was changed since (a bias uses none).
+        """Like `watch`, for a module that worked on x itself and leaves its gradients with `delivery`."""
+        # x is kept as autograd keeps what it saves: until it is used, and not if it was changed. A bias uses none.
         kept, version = [x], version_of(x)
-        for recorder in self.recorders:
+        for recorder in self.each:
             recorder.delivery = delivery
 
         def receive(gys: tuple[Tensor | None, ...]) -> None:
@@ -230,10 +235,10 @@ class ModuleRecorders:
             inputs, kept[:] = tuple(kept), ()  # gone in a second backward, which the recorders refuse
             if inputs and version_of(inputs[0]) != version and self.weight is not None:
                 raise GramError(
-                    f"module {self.recorders[0].module_name}: its input was changed in place after it had been used"
+                    f"module {self.each[0].module_name}: its input was changed in place after it had been used"
                 )
-            delivery.arrive(inputs[0] if inputs else None, self.recorders[0].recomputed)
-            for recorder in self.recorders:
+            delivery.arrive(inputs[0] if inputs else None, self.each[0].recomputed)
+            for recorder in self.each:
                 grad = recorder.run_backward(gy, *inputs)
                 if grad is not None:
                     delivery.put(recorder, grad)
@@ -246,23 +251,23 @@ class ModuleRecorders:
         if gy is None:
             return
         (x,) = node.saved_tensors
-        self.gradients = [recorder.run_backward(gy, x) for recorder in self.recorders]
+        self.gradients = [recorder.run_backward(gy, x) for recorder in self.each]
 
 
 class Carry(torch.autograd.Function):
-    """Identity on x. Its backward runs after the hook of `ModuleRecorders.watch` and hands out what that formed."""
+    """Identity on x. Its backward runs after the hook of `ModuleRecorders.watch` and hands out what the hook formed."""
 
     @staticmethod
-    def forward(ctx: Any, x: Tensor, uses: ModuleRecorders, *parameters: Tensor) -> Tensor:
-        ctx.uses = uses
+    def forward(ctx: Any, x: Tensor, recorders: ModuleRecorders, *parameters: Tensor) -> Tensor:
+        ctx.recorders = recorders
         ctx.save_for_backward(x)
         return x.view_as(x)
 
     @staticmethod
     def backward(ctx: Any, gx: Tensor) -> tuple[Tensor | None, ...]:
         refuse_graph()
-        gradients, ctx.uses.gradients = ctx.uses.gradients, []
-        return (gx, None, *(gradients or [None] * len(ctx.uses.recorders)))
+        gradients, ctx.recorders.gradients = ctx.recorders.gradients, []
+        return (gx, None, *(gradients or [None] * len(ctx.recorders.each)))
 
 
 class Tap(torch.autograd.Function):

@@ -1,14 +1,14 @@
-"""Which module claims which trainable parameter: exactly one claim each, or a refusal that names it.
+"""Which module uses which trainable parameter: one use each (two of a tied weight), or a refusal that names it.
 
-What is known: nn.Linear, transformers' Conv1D, nn.Embedding (one of each may share a weight: a tied head), norm
-layers with a weight of shape (H,). LoRA needs nothing of its own: peft's factors are nn.Linear modules, and frozen
+Known are nn.Linear, transformers' Conv1D, nn.Embedding (an embedding and an nn.Linear may share a weight: a tied head)
+and norm layers with a weight of shape (H,). LoRA needs no code here: peft's factors are nn.Linear modules, and frozen
 parameters are skipped.
 """
 
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -25,7 +25,7 @@ COVERED = "nn.Linear, Conv1D, nn.Embedding, layer norms and RMS norms"
 
 @dataclass(frozen=True)
 class ParameterUse:
-    """One use of one trainable parameter."""
+    """One module's use of one trainable parameter."""
 
     name: str
     parameter: nn.Parameter
@@ -36,12 +36,12 @@ class ParameterUse:
 
 
 def claim_parameters(model: nn.Module) -> list[ParameterUse]:
-    """Every trainable parameter's use or, for a tied weight, two uses. Raises GramError naming what is not covered."""
+    """The use of every trainable parameter, two uses of a tied weight. Raises GramError naming what is not covered."""
     refuse_couplings(model, dict(model.named_modules()))
     names = {id(parameter): plain_name(name) for name, parameter in model.named_parameters()}
     if len(set(names.values())) < len(names):
         raise GramError("two parameters have the same name once torch.compile's _orig_mod is left out")
-    claims: dict[int, list[ParameterUse]] = {}
+    found: dict[int, list[ParameterUse]] = {}
     for module_name, module in model.named_modules():
         for attribute, parameter in parameters_of(module).items():
             if parameter is None or not parameter.requires_grad:
@@ -49,18 +49,19 @@ def claim_parameters(model: nn.Module) -> list[ParameterUse]:
             name = names[id(parameter)]
             refuse_storage(name, parameter)
             kind = kind_of(name, module_name, module, attribute)
-            claim = ParameterUse(name, parameter, plain_name(module_name), module, attribute, kind)
-            claims.setdefault(id(parameter), []).append(claim)
-    for uses in claims.values():
+            use = ParameterUse(name, parameter, plain_name(module_name), module, attribute, kind)
+            found.setdefault(id(parameter), []).append(use)
+    for uses in found.values():
         refuse_sharing(uses)
-    if not claims:
+    if not found:
         raise GramError("the model has no trainable parameter: nothing to measure")
-    refuse_devices(claims)
-    return [claim for uses in claims.values() for claim in uses]
+    every = [use for uses in found.values() for use in uses]
+    refuse_devices(every)
+    return every
 
 
 def kind_of(name: str, module_name: str, module: nn.Module, attribute: str) -> Kind:
-    """How the module uses the parameter, or GramError."""
+    """The way in which the module uses the parameter. Raises GramError where it is not covered."""
     where = f"parameter {name} of module {module_name or '(the model itself)'} ({type(module).__name__})"
     if "forward" in module.__dict__:
         raise GramError(f"{where}: the module's forward was replaced on the instance, so what it computes is unknown")
@@ -77,7 +78,8 @@ def kind_of(name: str, module_name: str, module: nn.Module, attribute: str) -> K
 
 
 def weight_kind(where: str, module: nn.Module) -> Kind | None:
-    """The kind by the forward that will run, not by the class alone: a subclass may compute something else."""
+    """The kind of the module's weight, None where it is not covered. The forward that will run decides, not the class
+    alone: a subclass may compute something else."""
     forward = type(module).forward
     if forward is nn.Linear.forward:
         return "linear"
@@ -104,7 +106,7 @@ def _is_conv1d(module: nn.Module) -> bool:
 
 
 def _is_layer_norm_1p(module: nn.Module) -> bool:
-    """Nemotron's layer norm with weight + 1: the weight's gradient is that of a plain layer norm."""
+    """Whether it is Nemotron's layer norm with weight + 1, whose weight's gradient is that of a plain layer norm."""
     nemotron = sys.modules.get("transformers.models.nemotron.modeling_nemotron")
     return nemotron is not None and type(module) is nemotron.NemotronLayerNorm1P
 
@@ -175,6 +177,7 @@ def refuse_couplings(model: nn.Module, modules: Mapping[str, nn.Module]) -> None
 
 
 def refuse_storage(name: str, parameter: nn.Parameter) -> None:
+    """Refuse a parameter that is sharded, sparse, no float or on no device."""
     if hasattr(parameter, "device_mesh"):
         raise GramError(f"parameter {name} is sharded (DTensor): the gradients of sharded parameters are not covered")
     if not parameter.is_floating_point() or parameter.is_sparse or parameter.device.type == "meta":
@@ -185,7 +188,7 @@ def refuse_storage(name: str, parameter: nn.Parameter) -> None:
 
 
 def refuse_sharing(uses: list[ParameterUse]) -> None:
-    """A parameter has one use, or two: an embedding's weight that is also a linear head's."""
+    """Refuse a shared parameter, but for an embedding's weight that is also a linear head's."""
     if len(uses) == 1 or sorted(use.kind for use in uses) == ["embedding", "linear"]:
         return
     where = " and ".join(f"{use.module_name} ({type(use.module).__name__})" for use in uses)
@@ -194,23 +197,19 @@ def refuse_sharing(uses: list[ParameterUse]) -> None:
     )
 
 
-def refuse_devices(claims: dict[int, list[ParameterUse]]) -> None:
-    first = next(iter(claims.values()))[0]
-    for use in _flat(claims):
+def refuse_devices(uses: list[ParameterUse]) -> None:
+    """Refuse a model whose parameters are on several devices."""
+    first = uses[0]
+    for use in uses:
         if use.parameter.device != first.parameter.device:
             raise GramError(
                 f"parameter {use.name} is on {use.parameter.device}, {first.name} on {first.parameter.device}: "
-                "one device a model is covered"
+                "one device per model is covered"
             )
 
 
-def _flat(claims: dict[int, list[ParameterUse]]) -> Iterator[ParameterUse]:
-    for uses in claims.values():
-        yield from uses
-
-
 def plain_name(name: str) -> str:
-    """A parameter's or module's name without the `_orig_mod` of the modules that torch.compile wraps around others."""
+    """The parameter's or module's name without the `_orig_mod` of modules that torch.compile wraps around others."""
     return ".".join(part for part in name.split(".") if part != WRAPPED) if WRAPPED in name else name
 
 

@@ -52,11 +52,11 @@ def default_weights(rows: int) -> tuple[float, ...]:
 def measured_floor(
     model: nn.Module, gram: GradientGram, row_sums_fn: Callable[[], Tensor], group_sizes: Sequence[int]
 ) -> float:
-    """Error of K_ij relative to sqrt(K_ii K_jj) against the rows' gradients by separate backwards, times SAFETY.
+    """The error of K_ij against the rows' gradients by separate backwards, relative to sqrt(K_ii K_jj), times SAFETY.
 
-    K is the Gram of the gradients that are applied, in the dtype that the model trains in; what separates it from the
-    products of the rows that ordinary autograd gives, one backward per row from one forward, is rounding of its own
-    sums. How far such gradients are from those of a wider dtype is another question (`loop.float32`).
+    K is the Gram of the gradients that are applied, in the dtype that the model trains in. It differs from the products
+    of the rows that ordinary autograd gives, one backward per row from one forward, by the rounding of its sums. How
+    far such gradients are from those of a wider dtype is another question (`loop.float32`).
 
     row_sums_fn: the forward, returning (rows,); few rows, since all their gradients are held at once. `.grad` is left
     as it was. Raises GramCheckError with both numbers where an entry misses by more than GRADIENT_TOL.
@@ -80,7 +80,7 @@ def measured_floor(
 
 
 def _one_per_row(row_sums: Tensor, rows: int) -> Tensor:
-    """row_sums as it is. Raises GramError where it is not one differentiable scalar per row."""
+    """row_sums unchanged. Raises GramError where it is not one differentiable scalar per row."""
     if row_sums.shape != (rows,) or not row_sums.requires_grad:
         state = "" if row_sums.requires_grad else ", without a gradient"
         raise GramError(
@@ -106,7 +106,7 @@ def _gram_of_separate_rows(row_sums: Tensor, parameters: Sequence[nn.Parameter])
 
 @contextmanager
 def set_aside(parameters: Sequence[nn.Parameter]) -> Iterator[None]:
-    """`.grad` empty inside, and what it was afterwards."""
+    """Within it `.grad` is empty. Afterwards it is what it was."""
     kept = [parameter.grad for parameter in parameters]
     try:
         for parameter in parameters:
@@ -119,7 +119,7 @@ def set_aside(parameters: Sequence[nn.Parameter]) -> Iterator[None]:
 
 @dataclass(frozen=True)
 class Verification:
-    """Largest relative misses over the parameters: of the gradient itself, and of its squared norm by the Gram."""
+    """The largest relative misses over the parameters: of the gradient, and of its squared norm by the Gram."""
 
     gradient: float
     norm: float
@@ -132,7 +132,7 @@ def verify_against_autograd(
     group_sizes: Sequence[int],
     weights: Sequence[float] | Tensor | None = None,
 ) -> Verification:
-    """Compare a measured block with ordinary autograd on the same rows; `.grad` is left as it was.
+    """The misses of a measured block against ordinary autograd on the same rows. `.grad` is left as it was.
 
     row_sums_fn: the forward, returning (rows,). It runs twice from the same random state, and uncompiled, since
     compiled code may round otherwise. weights: one per row, by default `default_weights`, which tell a row from

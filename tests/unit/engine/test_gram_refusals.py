@@ -166,7 +166,7 @@ def test_autocast_is_refused():
     [
         (dict(group_sizes=[]), "group_sizes"),
         (dict(group_sizes=[2, 0]), "group_sizes"),
-        (dict(group_sizes=[2], weights=[1.0]), "one weight a row"),
+        (dict(group_sizes=[2], weights=[1.0]), "one weight per row"),
         (dict(group_sizes=[2], weights=[1.0, float("nan")]), "finite"),
     ],
 )

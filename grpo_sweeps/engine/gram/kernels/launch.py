@@ -29,7 +29,7 @@ from torch import Tensor
 
 
 class Launcher:
-    """kernel: a jitted function whose run-time arguments come first."""
+    """Launches one Triton kernel. kernel: a jitted function whose run-time arguments come first."""
 
     def __init__(self, kernel: Any) -> None:
         self.kernel = kernel
@@ -39,8 +39,8 @@ class Launcher:
         self, grid: tuple[int, int, int], arguments: Sequence[Any], constants: dict[str, Any], warps: int,
         device: torch.device, dtype: torch.dtype,
     ) -> None:  # fmt: skip
-        """dtype: of the tensors that vary in it; everything else that selects a variant is in `constants`, or all
-        arguments on which the kernel may be specialised are `aligned`."""
+        """Launch the kernel on a grid. dtype: of the tensors whose dtype varies. Everything else that selects a variant
+        is in `constants`, or all arguments on which the kernel may be specialised are `aligned`."""
         key = (device, dtype, warps, *constants.values())
         compiled = self.compiled.get(key)
         if compiled is None:
@@ -50,7 +50,7 @@ class Launcher:
 
 
 def aligned(arguments: Sequence[Any]) -> bool:
-    """Tensors on 16 bytes, whole numbers multiples of 16: one variant serves all such arguments."""
+    """Whether tensors lie on 16 bytes and whole numbers are multiples of 16: one variant serves all such arguments."""
     return all(
         (a.data_ptr() if isinstance(a, Tensor) else a) % 16 == 0 for a in arguments if isinstance(a, Tensor | int)
     )
@@ -58,12 +58,12 @@ def aligned(arguments: Sequence[Any]) -> bool:
 
 @functools.cache
 def multiprocessors(device: torch.device) -> int:
-    """1 on a CPU, where only Triton's interpreter runs kernels."""
+    """The device's number of multiprocessors, 1 on a CPU, where only Triton's interpreter runs kernels."""
     return int(torch.cuda.get_device_properties(device).multi_processor_count) if device.type == "cuda" else 1
 
 
 def check_trial(rows_Roi: Tensor, weights_R: Tensor, grad_oi: Tensor, slots: Tensor) -> None:
-    """Two rows' products and weighted sum against what a kernel made of them. Raises ArithmeticError."""
+    """Compare two rows' products and weighted sum with what a kernel made of them. Raises ArithmeticError."""
     rows = rows_Roi.double().flatten(1)
     gram, total = rows @ rows.T, weights_R.double() @ rows
     found = slots.sum(0)[:4]
@@ -106,7 +106,7 @@ def nvrtc() -> Any:
 
 @functools.cache
 def driver() -> Any:
-    """Raises CudaError."""
+    """The CUDA driver. Raises CudaError where there is none."""
     try:
         # PyDLL: a call keeps the interpreter's lock, which costs less than to give it back and take it again.
         library = ctypes.PyDLL("libcuda.so.1")
@@ -119,7 +119,7 @@ def driver() -> Any:
 
 
 def check(status: int, what: str) -> None:
-    """Raises CudaError unless the driver's status is 0."""
+    """Raise CudaError unless the driver's status is 0."""
     if status:
         text = ctypes.c_char_p()
         driver().cuGetErrorString(ctypes.c_int(status), ctypes.byref(text))
@@ -152,8 +152,8 @@ def compile_source(source: str, headers: Sequence[str], options: Sequence[str]) 
 def cached_binary(source: str, headers: Sequence[str], options: Sequence[str]) -> bytes:
     """The cubin of `compile_source`, kept in the user's cache folder: a variant takes seconds to compile.
 
-    It is found again by what it was made of (sources, options, compiler), and taken only with its own digest before
-    it. A folder that cannot be written costs the time alone. Raises CudaError with the compiler's log.
+    It is found by what it was made of (sources, options, compiler), and taken only where its digest stands before it. A
+    folder that cannot be written costs only the time. Raises CudaError with the compiler's log.
     """
     version = (ctypes.c_int(), ctypes.c_int())
     nvrtc().nvrtcVersion(ctypes.byref(version[0]), ctypes.byref(version[1]))
