@@ -1,4 +1,4 @@
-"""Rollouts as padded tensors: what the model is given when a micro-batch is scored."""
+"""`collate` makes padded tensors of rollouts: the model's input when a micro-batch is scored."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class MicroBatch:
 
 
 def collate(rollouts: Sequence[Rollout], pad_id: int, device: torch.device) -> MicroBatch:
-    """Pad `rollouts` to the longest of them."""
+    """The rollouts as one micro-batch, padded to the longest of them."""
     width = max(len(r.prompt_ids) + r.length for r in rollouts)
     ids = torch.full((len(rollouts), width), pad_id, dtype=torch.long)
     attention = torch.zeros((len(rollouts), width), dtype=torch.long)

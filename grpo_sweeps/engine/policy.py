@@ -37,7 +37,7 @@ DTYPES = {
 class Policy:
     """The model that is sampled and differentiated, with what is needed to talk to it.
 
-    eos_ids: every token id that ends a rollout. pad_id: fills batches, may be one of them (rows are masked by length).
+    eos_ids: every token id that ends a rollout. pad_id: fills batches. It may be one of them: lengths mask the rows.
     """
 
     model: PreTrainedModel
@@ -48,7 +48,7 @@ class Policy:
     chat_template: bool = False
 
     def encode(self, prompts: Sequence[str]) -> list[list[int]]:
-        """Token ids of each prompt, by the chat template where the model configuration asks for it."""
+        """The token ids of each prompt, by the chat template where the model configuration asks for it."""
         if self.chat_template:
             texts = [self._chat(prompt) for prompt in prompts]
             return [self.tokenizer(text, add_special_tokens=False)["input_ids"] for text in texts]
@@ -60,7 +60,7 @@ class Policy:
 
 
 def resolve_device(name: str) -> torch.device:
-    """`auto` is the GPU where there is one, else the CPU.
+    """The device of that name; `auto` is the GPU where there is one, else the CPU.
 
     Raises:
         ConfigError: for a device that this machine does not have.
@@ -82,7 +82,7 @@ def load_policy(config: ModelConfig, device: torch.device) -> Policy:
     Raises:
         ConfigError: for a model that cannot be read, naming model.path and what is allowed.
     """
-    transformers_logging.disable_progress_bar()  # the run has one of its own
+    transformers_logging.disable_progress_bar()  # the run shows its progress itself
     tokenizer = _guarded(config, lambda: AutoTokenizer.from_pretrained(**_source(config)))
     if config.chat_template and not tokenizer.chat_template:
         raise ConfigError(
@@ -143,7 +143,7 @@ def load_model(config: ModelConfig) -> PreTrainedModel:
 
 
 def _shape(config: ModelConfig) -> Any:
-    """The architecture alone: of a local model where one is named, else the published shape (needs no hub)."""
+    """The architecture alone, of a local model where one is named, else the published shape, which needs no hub."""
     if config.name in SHAPES and not Path(config.path).expanduser().exists():
         return shape_config(config.name)
     return _guarded(config, lambda: AutoConfig.from_pretrained(**_source(config)))
@@ -162,18 +162,18 @@ def _gguf(config: ModelConfig) -> bool:
 
 
 def _safetensors(config: ModelConfig) -> bool | None:
-    # A pickle is never executed: hub ids and folders must hold safetensors. GGUF has a reader of its own.
+    # A pickle is never executed: hub ids and folders must hold safetensors. GGUF has another reader.
     return None if _gguf(config) else True
 
 
 def _unpacked(config: ModelConfig) -> dict[str, Any]:
-    """Later releases of transformers keep a GGUF file's weights packed unless told otherwise; earlier ones never do."""
+    """The argument by which a GGUF file's weights are unpacked: later releases of transformers keep them packed."""
     settings = getattr(transformers, "GgufConfig", None)
     return {"quantization_config": settings(dequantize=True)} if settings and _gguf(config) else {}
 
 
 def _source(config: ModelConfig) -> dict[str, Any]:
-    """Keyword arguments for `from_pretrained`: where the model lies."""
+    """The keyword arguments of `from_pretrained` that say where the model lies."""
     common: dict[str, Any] = {"trust_remote_code": config.trust_remote_code}
     if config.path == "embedded":
         return {"pretrained_model_name_or_path": str(tiny_path()), **common}
@@ -188,7 +188,8 @@ def _source(config: ModelConfig) -> dict[str, Any]:
 
 
 def _guarded(config: ModelConfig, load: Any) -> Any:
-    """Turn the many ways in which a model cannot be read into one sentence; the original stays as the cause."""
+    """What `load` returns. The many ways in which a model cannot be read become one sentence, with the original as its
+    cause."""
     try:
         return load()
     except (OSError, ValueError, ImportError, LookupError, RuntimeError, SafetensorError, struct.error) as error:
@@ -200,7 +201,7 @@ def _guarded(config: ModelConfig, load: Any) -> Any:
 
 
 def _dequantized(model: PreTrainedModel, dtype: torch.dtype, attention: str) -> PreTrainedModel:
-    """The same weights in a model that does not call itself quantised: such a one refuses to be trained and saved."""
+    """The same weights in a model that does not call itself quantised, which would refuse to be trained and saved."""
     hf_config = model.config
     if hasattr(hf_config, "quantization_config"):
         del hf_config.quantization_config
@@ -235,7 +236,7 @@ def _refuse_dropout(model: PreTrainedModel, config: ModelConfig) -> None:
 
 
 def _eos_ids(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> tuple[int, ...]:
-    """Every id that ends a rollout: of the generation configuration (one or several) and of the tokenizer."""
+    """Every id that ends a rollout, by the generation configuration (one or several) and the tokenizer."""
     declared = getattr(model.generation_config, "eos_token_id", None)
     ids = set(declared if isinstance(declared, list | tuple) else [declared])
     ids |= {tokenizer.eos_token_id}
@@ -248,10 +249,11 @@ def _eos_ids(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> tupl
 
 
 class Reference:
-    """Made from the model before anything is trained or loaded from a checkpoint: a resumed run has the same one.
+    """The reference of a KL term: the policy as it was before the first update, frozen.
 
-    With LoRA the frozen weights below the adapters are that policy, since fresh adapters add zero: nothing is copied.
-    Without, a copy in the training dtype stays beside the model.
+    It is made before anything is trained or loaded from a checkpoint, so a resumed run has the same one. With LoRA the
+    frozen weights below the adapters are that policy, since fresh adapters add zero: nothing is copied. Without, a copy
+    in the training dtype stays beside the model.
     """
 
     def __init__(self, model: nn.Module) -> None:
