@@ -200,7 +200,7 @@ def _changed(what: str) -> GramError:
 
 
 class _Probe(torch.autograd.Function):
-    """Identity on x and y, which notes in its backward what the backward tells of itself."""
+    """x + y. Its backward notes what the backward that runs tells of itself."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, y: Tensor, seen: list[Any]) -> Tensor:

@@ -27,6 +27,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
+log = logging.getLogger(__name__)
+
+SOURCES = resources.files("grpo_sweeps.engine.gram.kernels")
+DIGEST_BYTES = 32  # SHA-256
+MAX_DYNAMIC_SHARED = 8  # CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
+
 
 class Launcher:
     """Launches one Triton kernel. kernel: a jitted function whose run-time arguments come first."""
@@ -74,13 +80,6 @@ def check_trial(rows_Roi: Tensor, weights_R: Tensor, grad_oi: Tensor, slots: Ten
         grad_oi.double().flatten(), total, rtol=8 * eps, atol=8 * eps * total.abs().max()
     ):
         raise ArithmeticError("wrong sums in the trial of a kernel")
-
-
-log = logging.getLogger(__name__)
-
-SOURCES = resources.files("grpo_sweeps.engine.gram.kernels")
-DIGEST_BYTES = 32  # SHA-256
-MAX_DYNAMIC_SHARED = 8  # CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
 
 
 class CudaError(RuntimeError):
