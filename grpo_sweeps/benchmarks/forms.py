@@ -1,4 +1,4 @@
-"""Every way to form one weight's Gram, over shapes and T: the measurements behind the rule in engine/gram/forms.py."""
+"""Every way to form one weight's Gram, over shapes and T: the measurements behind the rule in engine/gram/linear.py."""
 
 from __future__ import annotations
 
@@ -21,11 +21,9 @@ from grpo_sweeps.benchmarks.setup import (
     synchronize,
     write_json,
 )
-from grpo_sweeps.engine.gram.forms import FORMS, choose_form, why_not
-from grpo_sweeps.engine.gram.layout import RowLayout
-from grpo_sweeps.engine.gram.partials import SlotPlan
+from grpo_sweeps.engine.gram.layout import RowLayout, SlotPlan
+from grpo_sweeps.engine.gram.linear import FORMS, WeightSums, block_bytes_for, choose_form, why_not
 from grpo_sweeps.engine.gram.recorder import Workspace
-from grpo_sweeps.engine.gram.sums import WeightSums, block_bytes_for
 
 SHAPES = {
     "cpu": ((512, 512), (1408, 512), (2048, 2048)),

@@ -94,7 +94,7 @@ class ErrorOptions(ModelOptions):
 
 @dataclass(frozen=True)
 class FormsOptions:
-    """One weight by every form of its Gram, and which of them the rule of engine/gram/forms.py takes."""
+    """One weight by every form of its Gram, and which of them the rule of engine/gram/linear.py takes."""
 
     R: int = key(8, "rows of the one group")
     T: tuple[int, ...] = key((8, 16, 32, 64, 128, 256, 512, 1024), "tokens per row")

@@ -16,7 +16,7 @@ import transformers
 from torch import Tensor, nn
 
 from grpo_sweeps.benchmarks.options import ModelOptions
-from grpo_sweeps.engine.gram.forms import FORMS
+from grpo_sweeps.engine.gram.linear import FORMS
 from grpo_sweeps.models import tiny_path
 from grpo_sweeps.models.shapes import SHAPES, shape_config, twin_config
 from grpo_sweeps.types import ConfigError

@@ -20,7 +20,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from grpo_sweeps.engine.gram import GradientGram
-from grpo_sweeps.engine.gram.forms import FORMS, why_not
+from grpo_sweeps.engine.gram.linear import FORMS, why_not
 from grpo_sweeps.engine.gram.measurement import Measurement
 from grpo_sweeps.engine.gram.norm import takes_norm_kernel
 from grpo_sweeps.engine.head import block_logits, head_log_probs, vocabulary_blocks

@@ -27,8 +27,8 @@ from grpo_sweeps.benchmarks.setup import (
     write_json,
 )
 from grpo_sweeps.benchmarks.shape_cases import FORCED, LAYOUTS, case_of, draw, errors_of
-from grpo_sweeps.engine.gram.forms import MAX_FUSED_ROWS, kernels
 from grpo_sweeps.engine.gram.layout import HALF_TYPES
+from grpo_sweeps.engine.gram.linear import MAX_FUSED_ROWS, kernels
 from grpo_sweeps.types import ConfigError
 
 CUDA_WORKERS = 8  # processes that share the card: a shape's kernel is compiled by one core

@@ -33,6 +33,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from grpo_sweeps.benchmarks.setup import Batch, NotInstalled, drop_grads, free_memory, set_checkpointing, trainable
 from grpo_sweeps.engine.gram import GradientGram
+from grpo_sweeps.engine.gram.torch_private import MODULE_HOOK_FLAGS, MODULE_HOOKS
 from grpo_sweeps.engine.head import completion_log_probs
 
 # Rows are widened piece by piece; one piece of all rows takes this much. The CPU's fits its cache.
@@ -42,15 +43,7 @@ COLUMNS = 4096
 # What naive needs beside the rows: activations of one row, the widened pieces of its products.
 NAIVE_MARGIN_BYTES = 2 * 2**30
 LOWER_BOUND = "rows not kept: lower bound"
-HOOKS = (
-    "_forward_hooks",
-    "_forward_hooks_with_kwargs",
-    "_forward_hooks_always_called",
-    "_forward_pre_hooks",
-    "_forward_pre_hooks_with_kwargs",
-    "_backward_hooks",
-    "_backward_pre_hooks",
-)
+HOOKS = (*MODULE_HOOKS, *MODULE_HOOK_FLAGS)
 
 
 class RowProducts:

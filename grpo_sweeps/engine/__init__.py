@@ -1,1 +1,1 @@
-"""The engine: policy, sampler, per-rollout gradients (`gram`), blockwise head (`head`) and checkpoints."""
+"""One model: policy, sampler, blockwise head, optimiser, checkpoints, and the Gram of its rollouts' gradients."""

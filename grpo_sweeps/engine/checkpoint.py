@@ -3,8 +3,8 @@
     checkpoints/step_0000025/state.pt        {"state": ..., "random": ...} by torch.save
                              manifest.json   {"format", "step", "size", "sha256"} of state.pt
 
-A checkpoint is written into a temporary folder beside, fsynced, and renamed; older ones go only then, and those of
-later steps too (the run went back before them). Loading reads tensors and plain Python values alone
+A checkpoint is written into a temporary folder beside the others, fsynced, and renamed. Only then do older ones go, and
+those of later steps too (the run went back before them). Loading reads only tensors and plain Python values
 (`weights_only=True`): a checkpoint from elsewhere runs no code. A damaged one (wrong size or digest, no manifest) is
 passed over for the one before it, with a line that says so. Keep at least 2 to have one before it.
 """
@@ -41,7 +41,7 @@ class CheckpointError(ValueError):
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """What `latest` and `load` return. `step`: updates done. `random`: for `restore_random_states`."""
+    """A loaded checkpoint. `step`: updates done. `random`: for `restore_random_states`."""
 
     step: int
     state: dict[str, Any]
@@ -82,8 +82,8 @@ def save(directory: Path | str, step: int, state: dict[str, Any], keep: int = 1)
     """Write directory/step_<step>/ atomically, then remove all but the newest `keep`; returns the folder.
 
     `state` may hold tensors, numbers, strings, None, lists, tuples and dicts, nested; anything else raises TypeError
-    here and not when the run wants to go on. The random states are stored beside it. Raises OSError, and leaves
-    what was there as it was, when it cannot be written.
+    here and not when the run goes on. The random states are stored beside it. Raises OSError, and leaves what was there
+    as it was, where it cannot be written.
     """
     if keep < 1:
         raise ValueError(f"keep={keep}: at least one checkpoint is kept.")
@@ -118,7 +118,7 @@ def _say(sentence: str) -> None:
 
 
 def latest(directory: Path | str, map_location: Any = "cpu", say: Callable[[str], None] = _say) -> Checkpoint | None:
-    """The newest checkpoint that is whole, or None when there is none. `say` gets a sentence for each damaged one."""
+    """The newest checkpoint that is whole, or None where there is none. `say` gets a sentence for each damaged one."""
     for path in _checkpoints(Path(directory)):
         try:
             return load(path, map_location)
@@ -128,7 +128,7 @@ def latest(directory: Path | str, map_location: Any = "cpu", say: Callable[[str]
 
 
 def load(path: Path | str, map_location: Any = "cpu") -> Checkpoint:
-    """One checkpoint's content. Raises CheckpointError when it is damaged or of another format."""
+    """The content of one checkpoint. Raises CheckpointError where it is damaged or of another format."""
     path = Path(path)
     try:
         manifest = json.loads((path / MANIFEST).read_text(encoding="utf-8"))
@@ -146,12 +146,12 @@ def load(path: Path | str, map_location: Any = "cpu") -> Checkpoint:
         return Checkpoint(step=manifest["step"], state=content["state"], random=content["random"], path=path)
     except pickle.UnpicklingError as error:
         raise CheckpointError(f"{path} holds more than tensors and plain values, and is not loaded.") from error
-    except (RuntimeError, EOFError, KeyError, TypeError, OSError) as error:  # a state.pt that was made by other hands
+    except (RuntimeError, EOFError, KeyError, TypeError, OSError) as error:  # a state.pt that others made
         raise CheckpointError(f"{path} is damaged: {' '.join(str(error).split())[:200]}.") from error
 
 
 def _checkpoints(directory: Path) -> list[Path]:
-    """Checkpoint folders, newest first."""
+    """The checkpoint folders, newest first."""
     if not directory.is_dir():
         return []
     found = []
@@ -162,7 +162,7 @@ def _checkpoints(directory: Path) -> list[Path]:
 
 
 def _free_name(directory: Path, step: int) -> Path:
-    """step_<step>, with the next free number behind it when the step has been saved before."""
+    """The folder step_<step>, with the next free number behind it where the step was saved before."""
     again = [p for p in _checkpoints(directory) if int(p.name[5:].partition(".")[0]) == step]
     if not again:
         return directory / f"step_{step:07d}"
@@ -185,7 +185,7 @@ def _check_plain(value: Any, where: str) -> None:
 
 
 def _write_state(content: dict[str, Any], path: Path) -> None:
-    """torch.save, down to the disk. What torch makes of a full disk, a RuntimeError, is made an OSError again."""
+    """torch.save, down to the disk. torch makes a RuntimeError of a full disk, which becomes an OSError again."""
     try:
         with open(path, "wb") as file:
             torch.save(content, file)
@@ -211,7 +211,7 @@ def _fsync_file(path: Path) -> None:
 
 
 def _remove(path: Path) -> None:
-    """Take the folder out of sight in one step, then delete it: a kill in between leaves no half checkpoint."""
+    """Take the folder out of sight in one step, then delete it. A kill in between leaves no half checkpoint."""
     grave = path.with_name(f"{TEMPORARY_PREFIX}old-{path.name}")
     os.replace(path, grave)
     shutil.rmtree(grave)

@@ -1,7 +1,7 @@
-"""A learned value: a linear head on the policy's last hidden state, with a backward and an optimiser of its own.
+"""A learned value: a linear head on the policy's last hidden state, with a separate backward and optimiser.
 
-The hidden states come without gradient, so that the value's loss moves the head alone: the policy's gradient, and the
-Gram of its rows, have no part of it.
+The hidden states come without gradient, so that the value's loss moves only the head: neither the policy's gradient nor
+the Gram of its rows has a part in it.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from grpo_sweeps.estimators.token_level import gae
 class Critic:
     """V(s_t) = <v, h_t> + b, with h_t (width,) the hidden state from which token t is predicted.
 
-    It begins as V = 0, and is fitted by AdamW at rate `lr` to the returns of a step's tokens, `updates` times a step.
+    It begins as V = 0. AdamW fits it at rate `lr` to the returns of a step's tokens, `updates` times per step.
     """
 
     def __init__(self, width: int, device: torch.device, lr: float, updates: int) -> None:
@@ -38,8 +38,8 @@ class Critic:
         """Least squares over all tokens, each counted once.
 
         Returns:
-            What the head was worth before: `critic/loss`, the mean squared error, and `critic/explained_variance`, 1
-            less the variance of the errors over that of the returns, left out where the returns do not vary.
+            How good the head was before: `critic/loss`, the mean squared error, and `critic/explained_variance`, 1 less
+            the variance of the errors over that of the returns, left out where the returns do not vary.
         """
         h_NH = torch.cat(list(features))
         targets_N = torch.cat(list(returns)).to(h_NH)
@@ -63,8 +63,8 @@ class Critic:
 
 
 def credit(rewards: Tensor, values: Sequence[Tensor], gamma: float, lam: float) -> list[Tensor]:
-    """Generalised advantages of each rollout's tokens, (T,) float64 each: `token_level.gae` with the reward, (rows,),
-    paid with the last token, and the values (T,) of each row."""
+    """The generalised advantages of each rollout's tokens, (T,) float64 each: `token_level.gae` with the reward,
+    (rows,), paid with the last token, and the values (T,) of each row."""
     lengths = torch.tensor([len(v_T) for v_T in values])
     mask_BT = torch.arange(int(lengths.max())) < lengths[:, None]
     rewards_BT = torch.zeros(mask_BT.shape, dtype=torch.float64)

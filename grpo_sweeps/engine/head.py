@@ -22,8 +22,8 @@ from torch.autograd.function import once_differentiable
 
 from grpo_sweeps.engine.gram.layout import GramError, accumulation_dtype, wide_mm
 from grpo_sweeps.engine.gram.linear import LinearRecorder
-from grpo_sweeps.engine.gram.partials import Partial
 from grpo_sweeps.engine.gram.patch import aside, recorder_of
+from grpo_sweeps.engine.gram.recorder import Partial
 
 # Logits of one block; the CPU's fits its cache.
 LOGIT_BYTES = {"cpu": 4 * 2**20, "cuda": 256 * 2**20}
@@ -102,12 +102,14 @@ def completion_log_probs(
 
 
 def position_ids(attention_mask_BT: Tensor) -> Tensor:
-    """(B, T): 0 at a row's first real token, whichever side is padded (padding itself gets 0 or the last position)."""
+    """(B, T) positions, 0 at a row's first real token, whichever side is padded. Padding gets 0 or the last
+    position."""
     return (attention_mask_BT.long().cumsum(1) - 1).clamp_min(0)
 
 
 def completion_positions(mask_BT: Tensor) -> tuple[Tensor, Tensor]:
-    """Columns of each row's completion tokens, moved to the left: (B, N) positions >= 1, and which of them are real."""
+    """The columns of each row's completion tokens, moved to the left: (B, N) positions >= 1, and which of them are
+    real."""
     counts_B = mask_BT.sum(1)
     N, first = torch.stack([counts_B.max(), mask_BT[:, 0].any().long()]).tolist()  # one wait for the device
     if first:
@@ -119,7 +121,7 @@ def completion_positions(mask_BT: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def _spread(values_BN: Tensor, positions_BN: Tensor, valid_BN: Tensor, mask_BT: Tensor) -> Tensor:
-    """Back to the columns they came from, 0 elsewhere."""
+    """(B, T): the values at the columns they came from, 0 elsewhere."""
     kept = torch.where(valid_BN, values_BN, 0)
     # Adding, not writing: places that are not real share columns with real ones and carry 0.
     return torch.zeros(mask_BT.shape, dtype=values_BN.dtype, device=values_BN.device).scatter_add(1, positions_BN, kept)
@@ -157,7 +159,7 @@ def output_head(causal: nn.Module) -> nn.Linear:
 
 
 def hidden_states(model: nn.Module, causal: nn.Module, input_ids_BT: Tensor, attention_mask_BT: Tensor) -> Tensor:
-    """Last hidden states (B, T, H), after the final norm."""
+    """The last hidden states (B, T, H), after the final norm."""
     body = causal.base_model
     if body is causal:
         raise GramError(f"{type(causal).__name__} has no body apart from its head (base_model_prefix)")
@@ -171,8 +173,8 @@ def hidden_states(model: nn.Module, causal: nn.Module, input_ids_BT: Tensor, att
 
 
 def check_plain_head(model: nn.Module, causal: nn.Module, head: nn.Linear) -> None:
-    """Once a model: are its logits the head's product of the hidden states? A transform that nobody listed is refused
-    here."""
+    """Make sure, once per model, that its logits are the head's product of the hidden states: a transform that nobody
+    listed is refused here."""
     if model in _checked_models:
         return
     training = [module for module in causal.modules() if module.training]
@@ -205,7 +207,7 @@ def head_log_probs(
 
 
 def vocabulary_blocks(V: int, tokens: int, dtype: torch.dtype, device: torch.device) -> list[tuple[int, int]]:
-    """Where each block of the vocabulary begins and ends: logits of at most LOGIT_BYTES, COLUMNS at least."""
+    """The (begin, end) of each block of the vocabulary: logits of at most LOGIT_BYTES, COLUMNS at least."""
     limit = LOGIT_BYTES.get(device.type, LOGIT_BYTES["cpu"])
     step = max(1, limit // max(1, tokens * accumulation_dtype(dtype).itemsize) // COLUMNS) * COLUMNS
     return [(low, min(V, low + step)) for low in range(0, V, step)]
@@ -218,7 +220,8 @@ def block_logits(hidden: Tensor, weight: Tensor, temperature: float) -> Tensor:
 
 
 class HeadLogProbs(torch.autograd.Function):
-    """See the module's text. Keeps hidden states, targets and log-sum-exp; the entropy has no gradient."""
+    """Log-probabilities and entropies as the module's text says. Keeps hidden states, targets and log-sum-exp; the
+    entropy has no gradient."""
 
     @staticmethod
     def forward(
@@ -294,9 +297,9 @@ def head_partial(
     lse_BN: Tensor,
     g_BN: Tensor,
 ) -> Partial:
-    """What the Gram of the head's weight is made of, from what the forward kept and the gradient g of its output.
+    """The head weight's part of the Gram, from what the forward kept and the gradient g of its output.
 
-    For all rows of a large group together, when their backwards are over. Padding has hidden states and g of 0.
+    It serves all rows of a large group together, when their backwards are over. Padding has hidden states and g of 0.
     """
     logit_grads = _LogitGradients(hidden_BNH, weight_VH, targets_BN, lse_BN, g_BN, temperature)
     B, N, _ = hidden_BNH.shape
@@ -309,8 +312,7 @@ def head_partial(
 
 
 def _targets_in_block(targets: Tensor, low: int, high: int) -> tuple[Tensor, Tensor]:
-    """Which targets lie in low .. high, and their column there (some column, where they do not), (tokens,) and
-    (tokens, 1)."""
+    """(tokens,): whether a target lies in low .. high; (tokens, 1): its column there, some column where it does not."""
     inside = (targets >= low) & (targets < high)
     return inside, (targets - low).clamp(0, high - low - 1)[:, None]
 
@@ -335,7 +337,7 @@ class _LogitGradients:
         return d.to(self.hidden_BNH.dtype)
 
     def columns(self, link: Any) -> Any:
-        """For the tied cross term: (R, N, u) at a unit's unique ids low .. high, whatever these ids are."""
+        """A function for the tied cross term: (R, N, u) gradients at a unit's unique ids low .. high."""
         B, N, _ = self.hidden_BNH.shape
 
         def of(unit: int, low: int, high: int) -> Tensor:

@@ -14,10 +14,10 @@ from grpo_sweeps.engine.update_geometry import UpdateGeometry
 
 
 class MasterAdamW:
-    """AdamW on float32 copies of the parameters that are kept in a half type.
+    """AdamW on float32 copies of the parameters that are in a half type.
 
     At a learning rate of 1e-6 an update is far below the spacing of bfloat16 numbers: applied to the bfloat16 weights
-    themselves it would be rounded away. Parameters in float32 or float64 are their own masters.
+    it would be rounded away. Parameters in float32 or float64 are their own masters.
     """
 
     def __init__(self, parameters: Iterable[torch.nn.Parameter], config: TrainerConfig) -> None:
@@ -66,7 +66,7 @@ class MasterAdamW:
         return norm
 
     def _step_one_by_one(self, geometry: UpdateGeometry) -> None:
-        """The same update, to the bit, a parameter at a time: AdamW's arithmetic is each entry's own."""
+        """The same update, to the bit, one parameter at a time: AdamW treats every entry by itself."""
         (group,) = self.adamw.param_groups
         everything = group["params"]
         try:
@@ -110,7 +110,8 @@ class MasterAdamW:
 
 
 def learning_rate(config: TrainerConfig, step: int) -> float:
-    """Learning rate of update `step` (0-based): linear warm-up, then constant, linear or cosine decay towards 0."""
+    """The learning rate of update `step` (0-based): linear warm-up, then constant, or linear or cosine decay towards
+    0."""
     if step < config.warmup_steps:
         return config.lr * (step + 1) / config.warmup_steps
     if config.schedule == "constant":
@@ -120,7 +121,7 @@ def learning_rate(config: TrainerConfig, step: int) -> float:
 
 
 def _copy_back(parameter: Tensor, master: Tensor) -> None:
-    """The optimiser's float32 weights into the training dtype, where they are not the parameter itself."""
+    """Copy the optimiser's float32 weights into the training dtype, where they are not the parameter itself."""
     if master is not parameter:
         parameter.copy_(master)
         master.grad = None

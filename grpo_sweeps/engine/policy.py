@@ -1,10 +1,12 @@
-"""Load a causal language model and its tokenizer; encode prompts; know when a rollout ends."""
+"""The policy: a causal language model with its tokenizer, the frozen reference beside it, and its values in float32."""
 
 from __future__ import annotations
 
+import copy
 import logging
 import struct
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -12,6 +14,7 @@ from typing import Any
 import torch
 import transformers
 from safetensors import SafetensorError
+from torch import nn
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
 from transformers.utils import logging as transformers_logging
 
@@ -34,7 +37,7 @@ DTYPES = {
 class Policy:
     """The model that is sampled and differentiated, with what is needed to talk to it.
 
-    eos_ids: every token id that ends a rollout. pad_id: fills batches, may be one of them (rows are masked by length).
+    eos_ids: every token id that ends a rollout. pad_id: fills batches. It may be one of them: lengths mask the rows.
     """
 
     model: PreTrainedModel
@@ -45,7 +48,7 @@ class Policy:
     chat_template: bool = False
 
     def encode(self, prompts: Sequence[str]) -> list[list[int]]:
-        """Token ids of each prompt, by the chat template where the model configuration asks for it."""
+        """The token ids of each prompt, by the chat template where the model configuration asks for it."""
         if self.chat_template:
             texts = [self._chat(prompt) for prompt in prompts]
             return [self.tokenizer(text, add_special_tokens=False)["input_ids"] for text in texts]
@@ -57,7 +60,7 @@ class Policy:
 
 
 def resolve_device(name: str) -> torch.device:
-    """`auto` is the GPU where there is one, else the CPU.
+    """The device of that name; `auto` is the GPU where there is one, else the CPU.
 
     Raises:
         ConfigError: for a device that this machine does not have.
@@ -79,7 +82,7 @@ def load_policy(config: ModelConfig, device: torch.device) -> Policy:
     Raises:
         ConfigError: for a model that cannot be read, naming model.path and what is allowed.
     """
-    transformers_logging.disable_progress_bar()  # the run has one of its own
+    transformers_logging.disable_progress_bar()  # the run shows its progress itself
     tokenizer = _guarded(config, lambda: AutoTokenizer.from_pretrained(**_source(config)))
     if config.chat_template and not tokenizer.chat_template:
         raise ConfigError(
@@ -140,7 +143,7 @@ def load_model(config: ModelConfig) -> PreTrainedModel:
 
 
 def _shape(config: ModelConfig) -> Any:
-    """The architecture alone: of a local model where one is named, else the published shape (needs no hub)."""
+    """The architecture alone, of a local model where one is named, else the published shape, which needs no hub."""
     if config.name in SHAPES and not Path(config.path).expanduser().exists():
         return shape_config(config.name)
     return _guarded(config, lambda: AutoConfig.from_pretrained(**_source(config)))
@@ -159,18 +162,18 @@ def _gguf(config: ModelConfig) -> bool:
 
 
 def _safetensors(config: ModelConfig) -> bool | None:
-    # A pickle is never executed: hub ids and folders must hold safetensors. GGUF has a reader of its own.
+    # A pickle is never executed: hub ids and folders must hold safetensors. GGUF has another reader.
     return None if _gguf(config) else True
 
 
 def _unpacked(config: ModelConfig) -> dict[str, Any]:
-    """Later releases of transformers keep a GGUF file's weights packed unless told otherwise; earlier ones never do."""
+    """The argument by which a GGUF file's weights are unpacked: later releases of transformers keep them packed."""
     settings = getattr(transformers, "GgufConfig", None)
     return {"quantization_config": settings(dequantize=True)} if settings and _gguf(config) else {}
 
 
 def _source(config: ModelConfig) -> dict[str, Any]:
-    """Keyword arguments for `from_pretrained`: where the model lies."""
+    """The keyword arguments of `from_pretrained` that say where the model lies."""
     common: dict[str, Any] = {"trust_remote_code": config.trust_remote_code}
     if config.path == "embedded":
         return {"pretrained_model_name_or_path": str(tiny_path()), **common}
@@ -185,7 +188,8 @@ def _source(config: ModelConfig) -> dict[str, Any]:
 
 
 def _guarded(config: ModelConfig, load: Any) -> Any:
-    """Turn the many ways in which a model cannot be read into one sentence; the original stays as the cause."""
+    """What `load` returns. The many ways in which a model cannot be read become one sentence, with the original as its
+    cause."""
     try:
         return load()
     except (OSError, ValueError, ImportError, LookupError, RuntimeError, SafetensorError, struct.error) as error:
@@ -197,7 +201,7 @@ def _guarded(config: ModelConfig, load: Any) -> Any:
 
 
 def _dequantized(model: PreTrainedModel, dtype: torch.dtype, attention: str) -> PreTrainedModel:
-    """The same weights in a model that does not call itself quantised: such a one refuses to be trained and saved."""
+    """The same weights in a model that does not call itself quantised, which would refuse to be trained and saved."""
     hf_config = model.config
     if hasattr(hf_config, "quantization_config"):
         del hf_config.quantization_config
@@ -232,7 +236,7 @@ def _refuse_dropout(model: PreTrainedModel, config: ModelConfig) -> None:
 
 
 def _eos_ids(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> tuple[int, ...]:
-    """Every id that ends a rollout: of the generation configuration (one or several) and of the tokenizer."""
+    """Every id that ends a rollout, by the generation configuration (one or several) and the tokenizer."""
     declared = getattr(model.generation_config, "eos_token_id", None)
     ids = set(declared if isinstance(declared, list | tuple) else [declared])
     ids |= {tokenizer.eos_token_id}
@@ -242,3 +246,48 @@ def _eos_ids(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> tupl
             "model.path: neither the tokenizer nor the generation configuration names an end-of-sequence token"
         )
     return found
+
+
+class Reference:
+    """The reference of a KL term: the policy as it was before the first update, frozen.
+
+    It is made before anything is trained or loaded from a checkpoint, so a resumed run has the same one. With LoRA the
+    frozen weights below the adapters are that policy, since fresh adapters add zero: nothing is copied. Without, a copy
+    in the training dtype stays beside the model.
+    """
+
+    def __init__(self, model: nn.Module) -> None:
+        self.model: Any = model
+        self.copy: nn.Module | None = None
+        if getattr(model, "active_peft_config", None) is None:
+            self.copy = copy.deepcopy(model).eval().requires_grad_(False)
+
+    @contextmanager
+    def opened(self) -> Iterator[nn.Module]:
+        """The model whose log-probabilities are the reference's, within the block."""
+        if self.copy is not None:
+            yield self.copy
+            return
+        with self.model.disable_adapter():
+            yield self.model
+
+
+@contextmanager
+def in_float32(model: nn.Module) -> Iterator[None]:
+    """The model computes in float32 inside, on the values that its parameters have; afterwards it is as it was.
+
+    Every half-type parameter gets its values in float32, exactly, and its own tensor back at the end, so that nothing
+    that holds on to the parameters (an optimiser, a captured graph) sees a change. Takes 4 bytes per parameter; buffers
+    keep their dtype, and gradients are set aside.
+    """
+    kept = [(p, p.data, p.grad) for p in model.parameters() if p.dtype in (torch.bfloat16, torch.float16)]
+    try:
+        for parameter, values, _ in kept:
+            parameter.grad = None
+            parameter.data = values.float()
+        yield
+    finally:
+        for parameter, values, grad in kept:
+            parameter.grad = None
+            parameter.data = values
+            parameter.grad = grad

@@ -71,7 +71,7 @@ class MicroBatch:
 
 
 def collate(rollouts: Sequence[Rollout], pad_id: int, device: torch.device) -> MicroBatch:
-    """Pad `rollouts` to the longest of them."""
+    """The rollouts as one micro-batch, padded to the longest of them."""
     width = max(len(r.prompt_ids) + r.length for r in rollouts)
     ids = torch.full((len(rollouts), width), pad_id, dtype=torch.long)
     attention = torch.zeros((len(rollouts), width), dtype=torch.long)

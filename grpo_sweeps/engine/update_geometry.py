@@ -1,9 +1,9 @@
-"""What one update does to the weights: how many move, how sparse the step is, and the rank of each matrix's change.
+"""`UpdateGeometry` measures one update of the weights: how many move, how sparse the step is, the rank of each change.
 
-The optimiser calls `gradient` before its step and `parameter` for each parameter around its own part of it, so that
-no more than one parameter's weights are held twice. The change is that of the weights the optimiser keeps (float32
-masters, or the weights themselves where they are float32 or float64); what is left of it in the training dtype is
-counted beside it.
+The optimiser calls `gradient` before its step, and `parameter` around the part of the step that updates this parameter,
+so that no more than one parameter's weights are held twice. The change is that of the weights the optimiser keeps
+(float32 masters, or the weights themselves where they are float32 or float64). What is left of it in the training dtype
+is counted beside it.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from grpo_sweeps import spectra
-from grpo_sweeps.engine.gram.claims import layer_of
+from grpo_sweeps.engine.gram.uses import layer_of
 from grpo_sweeps.types import UpdateRecord
 
 MAX_SIDE = 1024
@@ -26,9 +26,9 @@ BLOCK = 2**22  # entries that are made float64 at a time
 
 
 def hoyer(l1: float, sq_norm: float, n: int) -> float:
-    """(sqrt n - l1/l2) / (sqrt n - 1): 0 where all n entries are of one size, 1 where one alone is not 0 (Hoyer 2004).
+    """(sqrt n - l1/l2) / (sqrt n - 1): 0 where all n entries are of one size, 1 where only one is not 0 (Hoyer 2004).
 
-    NaN of entries that are all 0 or not finite, and of one entry.
+    NaN where the entries are all 0 or not finite, and for a single entry.
 
     >>> hoyer(3.0, 3.0, 3), hoyer(2.0, 4.0, 9)
     (0.0, 1.0)
@@ -43,8 +43,8 @@ def matrix_ranks(change: Tensor) -> tuple[float, float]:
     """(stable rank, effective rank) of an (m, n) change: sum s^2 / s_1^2 and (sum s)^2 / sum s^2.
 
     The squares of its singular values s are the eigenvalues of the float64 Gram of its smaller side, those that
-    rounding made negative set to 0; rounding leaves up to 1e-8 of the largest s where one is 0. NaN for what is no
-    matrix, does not change, or is wider than `MAX_SIDE` on both sides.
+    rounding made negative set to 0; rounding leaves up to 1e-8 of the largest s where one is 0. NaN where the parameter
+    is no matrix, does not change, or is wider than `MAX_SIDE` on both sides.
     """
     if change.ndim != 2 or not 0 < min(change.shape) <= MAX_SIDE:
         return math.nan, math.nan
@@ -68,12 +68,13 @@ class UpdateGeometry:
         self._found: list[UpdateRecord] = []
 
     def gradient(self, grads: Iterable[Tensor]) -> None:
-        """Of the whole step, as it was before clipping. A parameter without one counts as zeros."""
+        """Take in the whole step's gradient, as it was before clipping. A parameter without one counts as zeros."""
         sizes = [_sizes(grad) for grad in grads]
         self._gradient = sum(l1 for l1, _ in sizes), sum(sq for _, sq in sizes)
 
     def parameter(self, before: Tensor, after: Tensor, stored_before: Tensor, stored_after: Tensor) -> None:
-        """The next parameter: the optimiser's weights, and those of the training dtype, before and after its update."""
+        """Take in the next parameter: the optimiser's weights, and those of the training dtype, before and after its
+        update."""
         change = after - before
         l1, sq_norm = _sizes(change)
         stable, effective = matrix_ranks(change) if 0 < sq_norm < math.inf else (math.nan, math.nan)
@@ -96,11 +97,11 @@ class UpdateGeometry:
         )
 
     def records(self, step: int) -> list[UpdateRecord]:
-        """One a parameter."""
+        """One record per parameter."""
         return [replace(record, step=step) for record in self._found]
 
     def metrics(self) -> dict[str, float]:
-        """The step's own numbers; the Hoyer sparsity of a gradient or a change that is 0 everywhere is left out."""
+        """The numbers of the step, without the Hoyer sparsity of a gradient or a change that is 0 everywhere."""
         n = sum(math.prod(record.shape) for record in self._found)
         sq_norm = sum(record.sq_norm for record in self._found)
         found = {
@@ -115,7 +116,7 @@ class UpdateGeometry:
 
 
 def _sizes(values: Tensor) -> tuple[float, float]:
-    """1-norm and squared 2-norm, summed in float64, block by block."""
+    """The 1-norm and the squared 2-norm, summed in float64, block by block."""
     blocks = values.reshape(-1).split(BLOCK)
     norms = [torch.linalg.vector_norm(b, order, dtype=torch.float64) for b in blocks for order in (1, 2)]
     found = torch.stack(norms).tolist()

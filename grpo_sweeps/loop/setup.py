@@ -18,8 +18,7 @@ from grpo_sweeps.engine.critic import Critic
 from grpo_sweeps.engine.gram import GradientGram
 from grpo_sweeps.engine.head import causal_model, output_head
 from grpo_sweeps.engine.optim import MasterAdamW
-from grpo_sweeps.engine.policy import Policy, load_policy, resolve_device
-from grpo_sweeps.engine.reference import Reference
+from grpo_sweeps.engine.policy import Policy, Reference, load_policy, resolve_device
 from grpo_sweeps.engine.rollouts import row_seed
 from grpo_sweeps.engine.samplers import SamplerEngine
 from grpo_sweeps.maths.noise import NoiseWindow

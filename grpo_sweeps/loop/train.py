@@ -92,7 +92,7 @@ def _startup() -> dict[str, float]:
 
 
 def _forms(setup: Setup) -> dict[str, float]:
-    """`gram_forms/NAME`: share of the weights that this form has measured since the start; see `engine.gram.forms`."""
+    """`gram_forms/NAME`: share of the weights that this form has measured since the start; see `engine.gram.linear`."""
     taken = setup.gram.forms_taken if setup.gram is not None else {}
     return {f"gram_forms/{form}": count / sum(taken.values()) for form, count in taken.items()}
 

@@ -18,8 +18,8 @@ import torch
 from grpo_sweeps import spectra
 from grpo_sweeps.engine.gram import GradientGram, measured_floor, verify_against_autograd
 from grpo_sweeps.engine.gram.verify import set_aside
+from grpo_sweeps.engine.policy import in_float32
 from grpo_sweeps.engine.rollouts import Rollout, same_as
-from grpo_sweeps.engine.widened import in_float32
 from grpo_sweeps.loop.measured import measured_block
 from grpo_sweeps.loop.scoring import row_sums
 from grpo_sweeps.loop.setup import VERIFIED_ROWS, Setup, micro_batch_rows

@@ -5,11 +5,10 @@ from __future__ import annotations
 import pytest
 import torch
 
-from grpo_sweeps.engine.gram.forms import why_not
-from grpo_sweeps.engine.gram.layout import RowLayout
-from grpo_sweeps.engine.gram.partials import Reduction, SlotPlan
+from grpo_sweeps.engine.gram.layout import RowLayout, SlotPlan
+from grpo_sweeps.engine.gram.linear import WeightSums, why_not
+from grpo_sweeps.engine.gram.measurement import Reduction
 from grpo_sweeps.engine.gram.recorder import Workspace
-from grpo_sweeps.engine.gram.sums import WeightSums
 
 pytestmark = [
     pytest.mark.gpu,

@@ -8,10 +8,10 @@ import sys
 import torch
 
 from grpo_sweeps.engine.gram.kernels import norm_rows, onepass
-from grpo_sweeps.engine.gram.layout import RowLayout
-from grpo_sweeps.engine.gram.partials import Record, Reduction, SlotPlan, Slots
-from grpo_sweeps.engine.gram.recorder import Workspace
-from grpo_sweeps.engine.gram.sums import WeightSums
+from grpo_sweeps.engine.gram.layout import RowLayout, SlotPlan
+from grpo_sweeps.engine.gram.linear import WeightSums
+from grpo_sweeps.engine.gram.measurement import Reduction
+from grpo_sweeps.engine.gram.recorder import Record, Slots, Workspace
 
 CPU = torch.device("cpu")
 

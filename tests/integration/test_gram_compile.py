@@ -8,8 +8,8 @@ import torch
 from torch._dynamo.utils import counters
 
 from grpo_sweeps.engine.gram import GradientGram, GramError, measured_floor, verify_against_autograd
-from grpo_sweeps.engine.gram.claims import plain_name
 from grpo_sweeps.engine.gram.patch import PatchedForward
+from grpo_sweeps.engine.gram.uses import plain_name
 from tests.unit.engine.gram_oracle import SUMS, batch, build, oracle_rows, plain_sums, relative, trainable, whole
 
 pytestmark = pytest.mark.integration

@@ -8,7 +8,7 @@ import torch
 from grpo_sweeps.bench import main, parse
 from grpo_sweeps.benchmarks import shapes
 from grpo_sweeps.benchmarks.shape_cases import ENTRIES, Shape, draw
-from grpo_sweeps.engine.gram import sums
+from grpo_sweeps.engine.gram import linear
 
 pytestmark = pytest.mark.integration
 SMALL = ["shapes", "device=cpu", "tokens=48", "work=2e5"]
@@ -71,8 +71,8 @@ def test_the_draws_hold_what_real_batches_have():
 
 
 def test_a_wrong_gram_is_found(monkeypatch, capsys):
-    inner = sums.ghost_gram
-    monkeypatch.setattr(sums, "ghost_gram", lambda y, x: inner(y, x) * 1.1)
+    inner = linear.ghost_gram
+    monkeypatch.setattr(linear, "ghost_gram", lambda y, x: inner(y, x) * 1.1)
     assert main([*SMALL, "count=20"]) == 1
     failed = capsys.readouterr().out.rpartition("crashes:")[2]
     assert "linear" in failed and ("w'Kw" in failed or "epsilons" in failed)
@@ -82,7 +82,7 @@ def test_a_crash_is_a_row_with_its_shape(monkeypatch, tmp_path, capsys):
     def refuse(*_: object) -> None:
         raise RuntimeError("invalid argument\nmore")
 
-    monkeypatch.setattr(sums.WeightSums, "_add_blocks", refuse)
+    monkeypatch.setattr(linear.WeightSums, "_add_blocks", refuse)
     path = tmp_path / "crash.json"
     assert main([*SMALL, "count=20", f"json={path}"]) == 1
     result = json.loads(path.read_text())

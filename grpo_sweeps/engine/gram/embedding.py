@@ -1,7 +1,8 @@
 """Token embeddings, and the cross term between an embedding and an output head that share one weight.
 
 A row's embedding gradient is zero but for the ids that occur in it. Ids that several rows of a unit share are laid out
-for all of its rows, block by block; those of one row, most in practice, for that row alone: they add to its norm only.
+for all of its rows, block by block. Ids of one row, most in practice, are laid out for that row alone: they add to its
+norm only.
 
 Tied weight: row i's whole gradient is E_i + H_i (embedding and head), so K_ij also holds <E_i, H_j> + <H_i, E_j>. E_i
 lives on the ids that occur; there H_j[v] = sum_s dlogit_j[s, v] x_j[s], a gather of the head's output gradients.
@@ -17,11 +18,10 @@ import torch
 from torch import Tensor
 
 from grpo_sweeps.engine.gram.layout import GramError, RowLayout, accumulation_dtype, squared_norm, unit_inner, wide_bmm
-from grpo_sweeps.engine.gram.partials import Partial, Record
-from grpo_sweeps.engine.gram.recorder import Recorder
+from grpo_sweeps.engine.gram.recorder import Partial, Record, Recorder
 
 if TYPE_CHECKING:
-    from grpo_sweeps.engine.gram.claims import Claim
+    from grpo_sweeps.engine.gram.uses import ParameterUse
 
 # columns(unit, low, high) -> (R, S, high - low): output gradients of the unit's rows at its unique ids low .. high
 Columns = Callable[[int, int, int], Tensor]
@@ -68,7 +68,7 @@ class UnitIds:
         return self._sum(gy_RTH, position, local, high - low), row_u.scatter_(0, local, position // gy_RTH.shape[1])
 
     def _occurrences(self, low: int, high: int) -> tuple[Tensor, Tensor]:
-        """Positions of ids low .. high, and their ids' indices from low."""
+        """The positions where ids low .. high occur, and the indices of these ids from low."""
         chosen = slice(self.starts[low], self.starts[high])
         return self.order[chosen], self.local[chosen] - low
 
@@ -84,7 +84,7 @@ def union_of(units: list[UnitIds]) -> Tensor:
 
 
 class TiedLink:
-    """What the head's backward leaves for the embedding's, which runs later, when both use one weight."""
+    """Holds what the head's backward leaves for the embedding's, which runs later, when both use one weight."""
 
     def __init__(self, layout: RowLayout) -> None:
         self.layout = layout
@@ -100,8 +100,8 @@ class TiedLink:
         self.union_ids = union_of(self.unit_ids)
 
     def offer(self, columns: Columns, x_BSH: Tensor, head_grad_VH: Tensor) -> None:
-        """Keep what the cross term needs. Of the head's weighted gradient the rows at the ids that occur are kept,
-        so that the norm of the whole gradient is formed from the gradients and not from the Gram that it checks."""
+        """Keep what the cross term needs, with the rows of the head's weighted gradient at the ids that occur: the norm
+        of the whole gradient is formed from the gradients and not from the Gram that it checks."""
         if self.finished:
             raise GramError("the output head's backward ran after the tied embedding's: their cross term is lost")
         if self.union_ids is not None:
@@ -109,13 +109,13 @@ class TiedLink:
             self.head_rows = head_grad_VH[self.union_ids]
 
     def offer_output_gradients(self, y_BSV: Tensor, x_BSH: Tensor, head_grad_VH: Tensor) -> None:
-        """`offer` for a head whose output gradients exist as a tensor: their columns at the unique ids are copied."""
+        """`offer` for a head whose output gradients exist as a tensor. Their columns at the unique ids are copied."""
         units = zip(self.layout.units, self.unit_ids, strict=False)
         kept = [y_BSV[unit].index_select(2, ids.ids_U) for unit, ids in units]
         self.offer(lambda unit, low, high: kept[unit][:, :, low:high], x_BSH, head_grad_VH)
 
     def clear(self) -> None:
-        """Let go of the head's tensors. Their graph leads to this link (by the embedding's node): a cycle in which
+        """Let go of the head's tensors. Their graph leads to this link by the embedding's node: a cycle into which
         Python's collector cannot see, and which would keep every block's graph for good."""
         self.columns = self.x_BSH = self.head_rows = None
 
@@ -127,12 +127,12 @@ class TiedLink:
 
 
 class EmbeddingRecorder(Recorder):
-    """Weight (V, H) of an embedding; `link` when it is tied to the head."""
+    """Measures the weight (V, H) of an embedding. `link`: where it is tied to the head."""
 
     def __init__(
-        self, claim: Claim, layout: RowLayout, block_bytes: int, padding_idx: int | None, link: TiedLink | None
+        self, use: ParameterUse, layout: RowLayout, block_bytes: int, padding_idx: int | None, link: TiedLink | None
     ) -> None:
-        super().__init__(claim, layout)
+        super().__init__(use, layout)
         self.block_bytes = block_bytes
         self.padding_idx = padding_idx
         self.link = link
@@ -144,7 +144,7 @@ class EmbeddingRecorder(Recorder):
             self.link.clear()
 
     def see_ids(self, ids_BT: Tensor) -> None:
-        """Called at the forward, so that the one wait for the device falls where the host is ahead anyway."""
+        """Find the unique ids at the forward: the one wait for the device falls where the host is ahead anyway."""
         if self.link is not None:
             self.link.see_ids(ids_BT)
             self.unit_ids = self.link.unit_ids
@@ -168,13 +168,13 @@ class EmbeddingRecorder(Recorder):
         return grad, Record(torch.cat([self.layout.flat(grams), sq_norm.reshape(1)]))
 
     def _union(self) -> Tensor:
-        """Ids that occur in any unit."""
+        """The ids that occur in any unit."""
         if self.link is not None and self.link.union_ids is not None:
             return self.link.union_ids
         return union_of(self.unit_ids)
 
     def _unit(self, index: int, unit: slice, gy_BTH: Tensor, grad_VH: Tensor) -> Tensor:
-        """Gram of one unit, cross term included; adds the unit's weighted gradient to `grad_VH`."""
+        """(R, R) Gram of one unit, cross term included. Adds the unit's weighted gradient to `grad_VH`."""
         ids, gy_RTH = self.unit_ids[index], gy_BTH[unit]
         R, _, H = gy_RTH.shape
         dtype = accumulation_dtype(gy_RTH.dtype)

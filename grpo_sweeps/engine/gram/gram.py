@@ -9,32 +9,28 @@ psi_j> and adds sum_i w_i psi_i to `.grad`. Rows must not interact in the forwar
     m.matrices()
 
 torch.compile: the model, or its layers, may be compiled (in place, or as a module that wraps them), before or after.
-A block runs uncompiled, and plain steps keep their compiled code whole; `compile_between` has it otherwise.
+A block runs uncompiled, and plain steps keep their compiled code whole, unless `compile_between` is set.
 """
 
 from __future__ import annotations
 
-import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from grpo_sweeps.engine.gram.claims import claim_parameters
 from grpo_sweeps.engine.gram.delivery import Delivery
-from grpo_sweeps.engine.gram.forms import FORMS, Form, begin_compiling
 from grpo_sweeps.engine.gram.large_group import LargeGroup, Store, room_for
 from grpo_sweeps.engine.gram.layout import GramError, RowLayout, reduced_float32
-from grpo_sweeps.engine.gram.linear import Options
-from grpo_sweeps.engine.gram.measurement import Measurement
+from grpo_sweeps.engine.gram.linear import FORMS, Form, GramOptions, begin_compiling, block_bytes_for
+from grpo_sweeps.engine.gram.measurement import Measurement, widest_eps
 from grpo_sweeps.engine.gram.patch import MeasuredModules, Recorders, patch, unpatch
-from grpo_sweeps.engine.gram.places import Places
-from grpo_sweeps.engine.gram.precision import widest_eps
 from grpo_sweeps.engine.gram.recompute import Recompute, exchanged
 from grpo_sweeps.engine.gram.recorder import Workspace
-from grpo_sweeps.engine.gram.sums import block_bytes_for
+from grpo_sweeps.engine.gram.torch_private import compiled_code, trial
+from grpo_sweeps.engine.gram.uses import claim_parameters, held_parameters, refuse_changes, refuse_couplings
 
 
 class GradientGram:
@@ -42,9 +38,9 @@ class GradientGram:
 
     form: how linear layers are measured: "auto" by measured cost, or one of `forms.FORMS` ("blocks", "onepass",
     "fused", "ghost"). block_bytes: most memory of one block of per-row gradients, where a form writes one; by default
-    2 MB on a CPU (cache) and 512 MB on CUDA. compile_between: in a block too run compiled what torch.compile compiled,
+    2 MB on a CPU (cache) and 512 MB on CUDA. compile_between: what torch.compile compiled runs compiled in a block too,
     in pieces between the claimed modules. It is for runs that measure every step: Dynamo serves later plain steps from
-    these pieces as well, which is right but slower than whole layers. Not under checkpointing.
+    these pieces as well, which is right but slower than whole layers. It has no effect under checkpointing.
     """
 
     def __init__(
@@ -58,29 +54,31 @@ class GradientGram:
             raise GramError(f"form={form!r}: allowed are {', '.join(FORMS)}")
         if block_bytes is not None and block_bytes < 1:
             raise GramError(f"block_bytes={block_bytes}: a positive number of bytes is needed")
+        trial()
         self.model = model
         self.compile_between = compile_between
         self.claims = claim_parameters(model)
-        self.places = Places(model, {claim.name for claim in self.claims})
-        self.device = self.places.device
+        self.held = held_parameters(model)
+        self.device = self.claims[0].parameter.device
         self.measured = MeasuredModules(self.claims)
         self.recompute = Recompute(model)
-        self.options = Options(form, block_bytes or block_bytes_for(self.device), Workspace())
+        self.options = GramOptions(form, block_bytes or block_bytes_for(self.device), Workspace())
 
     def expect(self, groups: Sequence[tuple[int, int]]) -> None:
-        """Begin to compile, in the background, what blocks will run that hold (rows per group, groups)."""
+        """Begin to compile, in the background, the kernels for blocks of these groups, (rows per group, groups)
+        each."""
         begin_compiling(groups, self._dtype(), self.device)
 
     @property
     def forms_taken(self) -> dict[str, int]:
-        """{form: weights measured by it}, over all blocks so far; "blocks" is the reference."""
+        """{form: weights measured by it} over all blocks so far. "blocks" is the reference."""
         return dict(self.options.workspace.forms)
 
     @contextmanager
     def measure(
         self, group_sizes: Sequence[int], weights: Sequence[float] | Tensor | None = None, cross_groups: bool = False
     ) -> Iterator[Measurement]:
-        """Open a block for one micro-batch: one forward over sum(group_sizes) rows and one backward of their summed
+        """Open a block for one micro-batch: one forward over sum(group_sizes) rows, one backward of their summed
         scalars.
 
         group_sizes: rows of each group, back to back. weights: (rows,), default 1. cross_groups: also measure the
@@ -105,10 +103,10 @@ class GradientGram:
                         row_sums(rows).sum().backward()
             group.matrix()                                     # (64, 64)
 
-        Read it like what `measure` gives; `.grad` gains the same. Exact, at the cost that `large_group` tells: the
-        inputs and output gradients of every claimed module are kept until the group closes, `device_bytes` of them on
-        the device (None: half of what is free there now) and the rest in host memory. Raises GramError also where the
-        parts do not make up the group or a parameter changes before it closes.
+        It is read like what `measure` gives, and `.grad` gains the same. It is exact, at the cost that `large_group`
+        tells: the inputs and output gradients of every claimed module are kept until the group closes, `device_bytes`
+        of them on the device (None: half of what is free there now) and the rest in host memory. Raises GramError also
+        where the parts do not make up the group or a parameter changes before it closes.
         """
         layout = RowLayout.build([size], weights, False, self.device)
         room = room_for(self.device) if device_bytes is None else device_bytes
@@ -121,7 +119,9 @@ class GradientGram:
 
     @contextmanager
     def _block(self, layout: RowLayout, store: Store | None = None) -> Iterator[Measurement]:
-        self.places.look()
+        modules = dict(self.model.named_modules())
+        refuse_couplings(self.model, modules)
+        refuse_changes(modules.values(), self.held, self.device)
         self._refuse_modes()
         measurement = Measurement(self.claims, layout, self._dtype())
         between = self._compiles_between()
@@ -135,7 +135,7 @@ class GradientGram:
             try:
                 # Python nodes of a backward cost more on autograd's own threads, which hold no Python state.
                 with (
-                    nullcontext() if between else uncompiled(self.places),
+                    nullcontext() if between else uncompiled(modules.values()),
                     exchanged(exchange, recorders.frame),
                     torch.autograd.set_multithreading_enabled(False),
                 ):
@@ -155,11 +155,11 @@ class GradientGram:
                 delivery.drop()
 
     def _dtype(self) -> torch.dtype:
-        return widest_eps(self.places.parameters)
+        return widest_eps(held.parameter for held in self.held)
 
     def _compiles_between(self) -> bool:
-        """Never under checkpointing: Dynamo traces a checkpoint whole or not at all, and would give up a layer's code
-        for good when it meets a claimed module there."""
+        """Whether code between claimed modules runs compiled: never under checkpointing, since Dynamo traces a
+        checkpoint whole or not at all, and gives up a layer's code for good when it meets a claimed module there."""
         return self.compile_between and not any(
             module.__dict__.get("gradient_checkpointing") and module.training for module in self.model.modules()
         )
@@ -173,16 +173,7 @@ class GradientGram:
             )
 
 
-def uncompiled(places: Places) -> AbstractContextManager[Any]:
-    """Run what torch.compile compiled as it was written, in the model or around it. Where nothing was, the stance is
-    left alone: every Python frame pays for it."""
-    eval_frame = sys.modules.get("torch._dynamo.eval_frame")  # transformers loads it, compiled or not
-    if eval_frame is None:
-        return nullcontext()
-    backends = getattr(eval_frame, "cached_backends", {"unknown": "torch has changed"})
-    compiled = (
-        places.wrapped
-        or any(backend is not None for backend in backends.values())
-        or any(module.__dict__.get("_compiled_call_impl") is not None for module in places.modules)
-    )
-    return torch.compiler.set_stance("force_eager") if compiled else nullcontext()
+def uncompiled(modules: Iterable[nn.Module]) -> AbstractContextManager[Any]:
+    """Run what torch.compile compiled as it was written, in a model of these modules or around it. Where nothing was
+    compiled, the stance is left alone: every Python frame pays for it."""
+    return torch.compiler.set_stance("force_eager") if compiled_code(modules) else nullcontext()

@@ -1,15 +1,15 @@
 """A group larger than a micro-batch, exactly: its parts run one after the other, their products are formed at the end.
 
-Each part is an ordinary measured block, which adds its weighted gradient to `.grad` and has a Gram of its own. What is
-lacking are the products between rows of different parts. For them every claimed module's input x (m, T, i) and output
-gradient y (m, T, o) are kept; when the group closes they are brought together parameter by parameter and measured as
-one block of all rows, by the same forms, with the gradient that this makes thrown away.
+Each part is an ordinary measured block, which adds its weighted gradient to `.grad` and has its Gram. It does not have
+the products between rows of different parts. For them every claimed module's input x (m, T, i) and output gradient
+y (m, T, o) are kept. When the group closes they are brought together parameter by parameter and measured as one block
+of all rows, by the same forms, and the gradient that this makes is thrown away.
 
 Cost. Kept: for every token of the group and every linear layer, i + o numbers of the model's dtype (an input that
 several layers share once; norms and biases their rows' gradients, R x N), on the device as far as its room goes and
-else in host memory. A model of Qwen2.5-0.5B's shape in bf16 keeps 1.0 MB a token: 32 GB for 64 rows of 512 tokens,
+else in host memory. A model of Qwen2.5-0.5B's shape in bf16 keeps 1.0 MB per token: 32 GB for 64 rows of 512 tokens,
 which fit a card of 80 GB; a trip to the host and back costs more than the backward. The blockwise head keeps hidden
-states instead of y, and forms the logits once more; a head through `model(...).logits` keeps y with T x V numbers a
+states instead of y, and forms the logits once more; a head through `model(...).logits` keeps y, T x V numbers per
 row. Time: every weight's rows are multiplied once more, a third of a forward and backward, on top of what measuring
 costs in one block. On 2 CPU cores, 16 rows of 128 tokens in parts of 4, a Llama 256 wide with 4 layers, float32: 0.64 s
 where the group at once takes 0.44 s and a plain step 0.36 s; 125 MB are kept.
@@ -25,15 +25,14 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from grpo_sweeps.engine.gram.claims import Claim
 from grpo_sweeps.engine.gram.embedding import EmbeddingRecorder
 from grpo_sweeps.engine.gram.layout import GramError, RowLayout
-from grpo_sweeps.engine.gram.linear import Options
-from grpo_sweeps.engine.gram.measurement import GramCheckError, Measurement
-from grpo_sweeps.engine.gram.partials import Partial, Rows
+from grpo_sweeps.engine.gram.linear import GramOptions
+from grpo_sweeps.engine.gram.measurement import GramCheckError, Measurement, tolerance_of, widest_eps
 from grpo_sweeps.engine.gram.patch import MeasuredModules, Recorders
-from grpo_sweeps.engine.gram.precision import tolerance_of, widest_eps
-from grpo_sweeps.engine.gram.recorder import Recorder
+from grpo_sweeps.engine.gram.recorder import Partial, Recorder, Rows
+from grpo_sweeps.engine.gram.torch_private import version_of
+from grpo_sweeps.engine.gram.uses import ParameterUse
 
 # again(recorder of all rows, *operands) -> partial
 Again = Callable[..., Partial]
@@ -41,7 +40,7 @@ OpenBlock = Callable[..., AbstractContextManager[Measurement]]
 
 
 def room_for(device: torch.device) -> int:
-    """Bytes to keep on the device unless told otherwise: half of what is free, the rest is for the next part."""
+    """Bytes to keep on the device by default: half of what is free there. The rest is for the next part."""
     if device.type != "cuda":
         return 0
     unused = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
@@ -50,7 +49,7 @@ def room_for(device: torch.device) -> int:
 
 @dataclass(frozen=True)
 class Kept:
-    """What one use of a parameter left in one part: tensors with the part's rows first, and how to measure them.
+    """Tensors that one use of a parameter left in one part, with the part's rows first, and how to measure them.
 
     `again` is None where the tensors are a `Rows` partial, the rows' gradients and their sum.
     """
@@ -61,13 +60,14 @@ class Kept:
 
 
 def backward_again(recorder: Recorder, gy: Tensor, *saved: Tensor) -> Partial:
+    """What the recorder's backward leaves for the Gram, without the gradient."""
     partial = recorder.backward(gy, *saved)[1]
     assert partial is not None  # nothing of a large group is delivered later
     return partial
 
 
 class Store:
-    """Operands of all parts, by (parameter, module); `room` bytes may stay on the device.
+    """The operands of all parts, by (parameter, module). `room` bytes of them may stay on the device.
 
     A tensor that stays is not copied: autograd adds in place only to what nobody else holds.
     """
@@ -91,7 +91,7 @@ class Store:
         self._kept.setdefault((recorder.name, recorder.module_name), []).append(kept)
 
     def _put(self, index: int, tensor: Tensor) -> Tensor:
-        """The tensor in its place; the last at this index is known again: layers side by side share their input."""
+        """The tensor in its place. The last one at this index is recognised: layers side by side share their input."""
         last = self._last.get(index)
         if last is not None and same(tensor, last[0]):
             return last[1]
@@ -104,7 +104,7 @@ class Store:
         return placed
 
     def take(self, recorder: Recorder) -> list[Kept]:
-        """Hand over what one use of a parameter left, so that its memory is free when it has been measured."""
+        """What one use of a parameter left, handed over so that its memory is free once it is measured."""
         self._last.clear()
         return self._kept.pop((recorder.name, recorder.module_name), [])
 
@@ -113,11 +113,12 @@ class Store:
 
 
 def same(a: Tensor, b: Tensor) -> bool:
+    """Whether both are the same numbers in the same memory."""
     return a is b or (a.data_ptr() == b.data_ptr() and a.shape == b.shape and a.stride() == b.stride())
 
 
 def together(parts: list[Tensor], rows: list[slice], size: int, device: torch.device) -> Tensor:
-    """One tensor of `size` rows from those of the parts; shorter ones are filled up with 0, as are rows of no part."""
+    """One tensor of `size` rows from those of the parts. Shorter rows, and rows of no part, are filled up with 0."""
     shape = [max(lengths) for lengths in zip(*(part.shape[1:] for part in parts), strict=True)]
     if len(parts) == 1 and len(parts[0]) == size:
         return parts[0].to(device)
@@ -128,19 +129,19 @@ def together(parts: list[Tensor], rows: list[slice], size: int, device: torch.de
 
 
 class LargeGroup(Measurement):
-    """What `GradientGram.measure_group` opens. After it, read and check it as a `Measurement` of one group."""
+    """The group that `GradientGram.measure_group` opens. Once closed it is read and checked like a `Measurement`."""
 
     def __init__(
         self,
-        claims: list[Claim],
+        uses: list[ParameterUse],
         modules: MeasuredModules,
         layout: RowLayout,
         model_dtype: torch.dtype,
-        options: Options,
+        options: GramOptions,
         open_block: OpenBlock,
         room: int,
     ) -> None:
-        super().__init__(claims, layout, model_dtype)
+        super().__init__(uses, layout, model_dtype)
         self.parts: list[tuple[slice, Measurement]] = []
         self._modules, self._options, self._open_block = modules, options, open_block
         self._store = Store(room)
@@ -154,7 +155,7 @@ class LargeGroup(Measurement):
 
     @contextmanager
     def part(self, rows: int) -> Iterator[Measurement]:
-        """The next `rows` rows of the group: their forward and backward, as in `GradientGram.measure`."""
+        """Open a block for the next `rows` rows of the group, as `GradientGram.measure` does."""
         start = self.parts[-1][0].stop if self.parts else 0
         where = slice(start, start + rows)
         if rows < 1 or where.stop > self.layout.rows:
@@ -170,7 +171,8 @@ class LargeGroup(Measurement):
         self.parts.append((where, measurement))
 
     def close(self) -> None:
-        """Measure all rows together from what the parts kept."""
+        """Measure all rows together from what the parts kept. Raises GramError where rows are missing or a parameter
+        changed."""
         seen = self.parts[-1][0].stop if self.parts else 0
         if seen != self.layout.rows:
             raise GramError(f"the parts hold {seen} rows, but the group was opened with {self.layout.rows}")
@@ -182,7 +184,7 @@ class LargeGroup(Measurement):
         self._finish(recorders)
 
     def _measure(self, recorders: list[Recorder]) -> None:
-        """Heads before embeddings: a tied embedding's cross term wants the head's output gradients."""
+        """Measure heads before embeddings: a tied embedding's cross term needs the head's output gradients."""
         embeddings = [recorder for recorder in recorders if isinstance(recorder, EmbeddingRecorder)]
         operands = {id(embedding): self._operands(self._store.take(embedding)) for embedding in embeddings}
         for embedding in embeddings:
@@ -214,11 +216,12 @@ class LargeGroup(Measurement):
         self._store.clear()
 
     def _parameter_versions(self) -> list[int]:
-        return [parameter._version for parameter in self._parameters.values()]
+        return [version_of(parameter) for parameter in self._parameters.values()]
 
     def check(self, tol: float | None = None) -> float:
-        """As `Measurement.check`, for every part (against what it added to `.grad`) and for the whole; and the parts'
-        own Grams must be the blocks of the whole, within 2 tol |psi_i| |psi_j|: both may miss by tol."""
+        """The largest relative miss of `Measurement.check` for every part (against what it added to `.grad`) and for
+        the whole, and of the parts' Grams against the blocks of the whole, within 2 tol |psi_i| |psi_j|: both may miss
+        by tol. Raises GramCheckError with the numbers."""
         tol = tolerance_of(widest_eps(self._parameters.values())) if tol is None else tol
         worst = max([super().check(tol), *(part.check(tol) for _, part in self.parts)])
         gram = self.matrix()

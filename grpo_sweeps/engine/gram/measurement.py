@@ -1,17 +1,23 @@
-"""What a block measured: Grams whole, by layer and by parameter, and the checks of them against the gradient."""
+"""What a block measured: Grams whole, by layer and by parameter, and the checks of them against the gradient.
+
+`Reduction` makes the Grams, once per block, of what the recorders left: small launches would cost more than the
+arithmetic, so the sums over kernel programs, and the Grams of all small parameters, are formed together.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Sequence
 from typing import Literal, overload
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
-from grpo_sweeps.engine.gram.claims import Claim, layer_of
-from grpo_sweeps.engine.gram.layout import GramError, RowLayout, back_to_back, squared_norm
-from grpo_sweeps.engine.gram.partials import Partial, Reduction, SlotPlan
-from grpo_sweeps.engine.gram.precision import tolerance_of, widest_eps
-from grpo_sweeps.engine.gram.recorder import Recorder, state_of
+from grpo_sweeps.engine.gram.layout import GramError, RowLayout, SlotPlan, back_to_back, squared_norm
+from grpo_sweeps.engine.gram.recorder import Partial, Recorder, Rows, Slots, state_of
+from grpo_sweeps.engine.gram.torch_private import gradient_hooks, version_of
+from grpo_sweeps.engine.gram.uses import ParameterUse, layer_of
+from grpo_sweeps.spectra.floor import tolerance
 
 # In machine epsilons of the parameter, of sum |w| ||psi||: roundings of .grad and of its recorded norm, seen below 1.
 BYPASS_FACTOR = 32.0
@@ -23,13 +29,13 @@ class GramCheckError(GramError):
 
 
 class Measurement:
-    """What a block measured, to be read after the block."""
+    """The results of one block, to be read after it."""
 
-    def __init__(self, claims: list[Claim], layout: RowLayout, model_dtype: torch.dtype) -> None:
+    def __init__(self, uses: list[ParameterUse], layout: RowLayout, model_dtype: torch.dtype) -> None:
         self.layout = layout
         self._model_dtype = model_dtype
-        self._claims = claims
-        self._parameters = {claim.name: claim.parameter for claim in claims}
+        self._uses = uses
+        self._parameters = {use.name: use.parameter for use in uses}
         self.plan = SlotPlan.of(layout)
         self._grads_before = {name: _grad_state(parameter) for name, parameter in self._parameters.items()}
         self._reduction: Reduction | None = None
@@ -43,9 +49,9 @@ class Measurement:
                 partials[recorder.name].append(recorder.partial)
         for name, parameter in self._parameters.items():
             if not partials[name] and _grad_state(parameter) != self._grads_before[name]:
-                uses = [claim.module_name for claim in self._claims if claim.name == name]
+                where = [use.module_name for use in self._uses if use.name == name]
                 raise GramError(
-                    f"parameter {name} gained a gradient that did not pass through module {' or '.join(uses)}: "
+                    f"parameter {name} gained a gradient that did not pass through module {' or '.join(where)}: "
                     "something reads the weight directly (a fused loss?), so its rows were not measured"
                 )
         if not any(partials.values()):
@@ -56,10 +62,10 @@ class Measurement:
         self._refuse_bypasses({recorder.name: recorder.handed for recorder in recorders})
 
     def _refuse_bypasses(self, handed: dict[str, tuple[int, int] | None]) -> None:
-        """What `.grad` gained must be what the claimed modules gave it, where it was empty before.
+        """Make sure that a `.grad` that was empty before gained only what the claimed modules gave it.
 
-        Caught here: a weight that is read around its module as well (a fused head on a tied weight, a penalty).
-        Where `.grad` is the very tensor that a recorder handed out, unchanged, its norm need not be formed.
+        This catches a weight that is read around its module as well (a fused head on a tied weight, a penalty). Where
+        `.grad` is the very tensor that a recorder handed out, unchanged, its norm need not be formed.
         """
         fresh = [
             name
@@ -83,31 +89,31 @@ class Measurement:
                 )
 
     def _scale(self, index: int) -> float:
-        """sum_i |w_i| ||psi_i|| of one parameter, the most that its gradient's norm could be."""
+        """sum_i |w_i| ||psi_i|| of one parameter: the most that its gradient's norm can be."""
         grams = self.layout.unflat(self._read()[index, :-1])
         norms = torch.cat([gram.diagonal().clamp_min(0).sqrt() for gram in grams])
         return float(self.layout.weights_B.cpu().abs() @ norms)
 
     @property
     def parameters(self) -> list[nn.Parameter]:
-        """What is claimed, each once."""
+        """The claimed parameters, each once."""
         return list(self._parameters.values())
 
     @property
     def may_wait(self) -> bool:
-        """May gradients be handed to autograd late, at the end of the backward? See `delivery`."""
+        """Whether gradients may be handed to autograd late, at the end of the backward; see `delivery`."""
         return not any(self._grads_before.values()) and not any(
-            parameter._backward_hooks or parameter._post_accumulate_grad_hooks  # type: ignore[attr-defined]
-            for parameter in self._parameters.values()
+            gradient_hooks(parameter) for parameter in self._parameters.values()
         )
 
     @property
     def measured(self) -> bool:
-        """Did a backward run in the block?"""
+        """Whether a backward ran in the block."""
         return self._reduction is not None
 
     def _read(self) -> Tensor:
-        """Waits for the device at the first time, and not at the block's end: what the host does meanwhile is free."""
+        """(parameters, flat_size + 1) on the host. The first call waits for the device, and not the block's end: what
+        the host does in between is free."""
         if self._reduction is None:
             raise GramError(
                 "nothing was measured: read results after the block, in which row_sums.sum().backward() must have run"
@@ -129,8 +135,8 @@ class Measurement:
     def matrices(self, by: Literal["layer", "parameter"]) -> dict[str, list[Tensor]]: ...
 
     def matrices(self, by: By = "whole") -> list[Tensor] | dict[str, list[Tensor]]:
-        """One (R, R) float64 Gram a group, on the CPU; by="layer"|"parameter": {name: such a list}, adding up to the
-        whole."""
+        """One (R, R) float64 Gram per group, on the CPU. by="layer"|"parameter": {name: such a list}, which add up to
+        the whole."""
         records = self._read()[:, :-1]
         if by == "whole":
             return self._groups(sum_of(records))
@@ -161,13 +167,13 @@ class Measurement:
 
     @property
     def floor(self) -> float:
-        """What `check` allows of w'Kw. It stands in for how exactly K is the Gram of the gradients that were added to
-        `.grad`, relative to sqrt(K_ii K_jj), which `measured_floor` estimates for a model."""
+        """The miss of w'Kw that `check` allows. It stands in for how exactly K is the Gram of the gradients that were
+        added to `.grad`, relative to sqrt(K_ii K_jj), which `measured_floor` estimates for a model."""
         return tolerance_of(self._model_dtype)
 
     @property
     def grad_sq_norm(self) -> float:
-        """||sum_i w_i psi_i||^2: what the block added to `.grad`, summed where the weights' gradients were formed."""
+        """||sum_i w_i psi_i||^2 of what the block added to `.grad`, summed where the weights' gradients were formed."""
         return float(self._read()[:, -1].sum())
 
     def parameter_grad_sq_norm(self, name: str) -> float:
@@ -175,10 +181,9 @@ class Measurement:
         return float(self._read()[list(self._parameters).index(name), -1])
 
     def check(self, tol: float | None = None) -> float:
-        """w'Kw must equal grad_sq_norm within tol * |w|'|K||w| (not of the norm, which can cancel). Returns the
-        relative miss.
+        """The miss of w'Kw against grad_sq_norm, relative to |w|'|K||w| (not to the norm, which can cancel).
 
-        Raises GramCheckError with both numbers on a miss or a number that is not finite; needs one group or
+        Raises GramCheckError with both numbers where it exceeds tol or a number is not finite. Needs one group or
         cross_groups=True.
         """
         gram, w = self.matrix(), self.layout.weights_B.cpu()
@@ -194,9 +199,70 @@ class Measurement:
 
 
 def sum_of(records: Tensor) -> Tensor:
-    """Their sum, by numpy for the reason that `Reduction` gives."""
+    """The sum of the records, by numpy for the reason that `Reduction` gives."""
     return torch.from_numpy(records.numpy().sum(0))
 
 
 def _grad_state(parameter: nn.Parameter) -> tuple[int, int] | None:
-    return None if parameter.grad is None else (id(parameter.grad), parameter.grad._version)
+    return None if parameter.grad is None else (id(parameter.grad), version_of(parameter.grad))
+
+
+def widest_eps(parameters: Iterable[nn.Parameter]) -> torch.dtype:
+    """The dtype with the largest machine epsilon."""
+    return max(
+        {parameter.dtype for parameter in parameters if parameter.is_floating_point()},
+        key=lambda dtype: torch.finfo(dtype).eps,
+    )
+
+
+def tolerance_of(dtype: torch.dtype) -> float:
+    """`grpo_sweeps.spectra.floor.tolerance`: allowed miss of w'Kw against the squared gradient norm."""
+    return tolerance(str(dtype).removeprefix("torch."))
+
+
+class Reduction:
+    """The records of many partials on their way to the host, in one transfer: nothing waits for them before `read`.
+
+    owners: for each partial the row of the result that it is added to.
+
+    numpy does what is left to do on the host. A few of torch's operators open an OpenMP region there for any size,
+    which ends when the slowest core has been there: on a shared host that held up steps by 30 to 55 ms.
+    """
+
+    def __init__(self, partials: Sequence[Partial], owners: Sequence[int], layout: RowLayout, plan: SlotPlan) -> None:
+        groups: dict[tuple[type, torch.Size, torch.dtype], list[int]] = {}
+        for index, partial in enumerate(partials):
+            groups.setdefault((type(partial), partial.values.shape, partial.values.dtype), []).append(index)
+        records: list[Tensor] = []
+        for (kind, _, _), members in groups.items():
+            stacked = torch.stack([partials[index].values for index in members])
+            if kind is Slots:
+                stacked = stacked.sum(1).index_select(1, plan.columns_on(stacked.device))
+            elif kind is Rows:
+                totals = torch.stack([partials[index].total for index in members])  # type: ignore[union-attr]
+                stacked = records_of_rows(stacked, totals, layout)
+            records.append(stacked)
+        found = torch.cat(records)
+        self._arrived: torch.cuda.Event | None = None
+        if found.is_cuda:
+            host = torch.empty(found.shape, dtype=found.dtype, pin_memory=True)
+            found = host.copy_(found, non_blocking=True)
+            self._arrived = torch.cuda.Event()
+            self._arrived.record(torch.cuda.current_stream(partials[0].values.device))
+        self._found = found
+        self._owners = [owners[index] for members in groups.values() for index in members]
+
+    def read(self, rows: int) -> Tensor:
+        """(rows, flat_size + 1) float64 on the host, zeros in a row that owns nothing."""
+        if self._arrived is not None:
+            self._arrived.synchronize()
+        records = np.zeros((rows, self._found.shape[1]))
+        np.add.at(records, self._owners, self._found.numpy())
+        return torch.from_numpy(records)
+
+
+def records_of_rows(rows_PBN: Tensor, totals_PN: Tensor, layout: RowLayout) -> Tensor:
+    """(P, flat_size + 1) float64 records of P parameters whose rows' gradients are known whole."""
+    rows = rows_PBN.double()
+    grams = [torch.bmm(rows[:, unit], rows[:, unit].transpose(1, 2)).flatten(1) for unit in layout.units]
+    return torch.cat([*grams, totals_PN.double().square().sum(1, keepdim=True)], dim=1)

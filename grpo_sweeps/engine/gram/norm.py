@@ -1,9 +1,9 @@
 """Norm layers. Two ways, by what the module's arithmetic allows:
 
-- RMSNorm classes multiply by `self.weight` with broadcasting, so they are run with one weight a row, (B, 1, ..., H):
-  autograd itself then returns the rows' gradients, whatever the class does between (casts, 1 + weight).
-  `takes_row_weights` tries it.
-- F.layer_norm and F.rms_norm take no weight a row: a row's gradient is sum_t gy * normalised(x), formed here.
+- RMSNorm classes multiply by `self.weight` with broadcasting, so they run with one weight per row, (B, 1, ..., H):
+  autograd itself then returns the rows' gradients, whatever the class does in between (casts, 1 + weight).
+  `takes_row_weights` tries whether it does.
+- F.layer_norm and F.rms_norm take no weight per row: a row's gradient is sum_t gy * normalised(x), formed here.
 """
 
 from __future__ import annotations
@@ -14,18 +14,19 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from grpo_sweeps.engine.gram.forms import kernels
 from grpo_sweeps.engine.gram.layout import HALF_TYPES, RowLayout, accumulation_dtype
-from grpo_sweeps.engine.gram.recorder import BiasRecorder, Formed, Recorder, direct, refuse_graph
+from grpo_sweeps.engine.gram.linear import kernels
+from grpo_sweeps.engine.gram.recorder import BiasRecorder, Formed, Recorder, refuse_graph
+from grpo_sweeps.engine.gram.torch_private import direct, parameters_of
 
 if TYPE_CHECKING:
-    from grpo_sweeps.engine.gram.claims import Claim
     from grpo_sweeps.engine.gram.delivery import Delivery
+    from grpo_sweeps.engine.gram.uses import ParameterUse
 
 
 def run_with(module: nn.Module, parameters: dict[str, Tensor | None], x: Tensor) -> Tensor:
-    """The module's own forward on other parameters."""
-    own: dict[str, Any] = module._parameters
+    """The output of the module's own forward on other parameters."""
+    own = parameters_of(module)
     kept = own.copy()
     own.update(parameters)
     try:
@@ -35,11 +36,13 @@ def run_with(module: nn.Module, parameters: dict[str, Tensor | None], x: Tensor)
 
 
 def row_shape(rows: int, x_dim: int, H: int) -> tuple[int, ...]:
+    """(rows, 1, ..., H): the shape of one weight per row for an input of `x_dim` dimensions."""
     return (rows, *(1 for _ in range(x_dim - 2)), H)
 
 
 def takes_row_weights(module: nn.Module, name: str = "weight") -> bool:
-    """Try on four numbers a row: is the output of a row, with its own weight, that of the module with this weight?"""
+    """Whether the module, given one weight per row, makes of each row what it makes with that row's weight alone. Tried
+    on two rows of two tokens."""
     weight = getattr(module, name).detach()
     if weight.dim() != 1:
         return False
@@ -57,7 +60,7 @@ def takes_row_weights(module: nn.Module, name: str = "weight") -> bool:
 
 
 class RowWeights(torch.autograd.Function):
-    """weight (H,) -> (B, 1, ..., H); the backward takes the rows' gradients apart."""
+    """weight (H,) -> (B, 1, ..., H). The backward gets the rows' gradients apart."""
 
     @staticmethod
     def forward(ctx: Any, weight: Tensor, recorder: Recorder, shape: tuple[int, ...]) -> Tensor:
@@ -71,9 +74,10 @@ class RowWeights(torch.autograd.Function):
 
 
 class RowWeightRecorder(Recorder):
-    """A norm's weight handed out once a row."""
+    """Measures a norm's weight that is handed out once per row."""
 
     def row_weights(self, x_dim: int, delivery: Delivery | None) -> Tensor:
+        """The weight once per row, for an input of `x_dim` dimensions."""
         shape = row_shape(self.layout.rows, x_dim, self.parameter.shape[0])
         self.delivery = delivery
         if delivery is None:
@@ -83,6 +87,7 @@ class RowWeightRecorder(Recorder):
         return rows
 
     def take_rows(self, rows: Tensor) -> None:
+        """Take the rows' gradients from the leaf that the module worked on."""
         refuse_graph()
         grad, rows.grad = rows.grad, None
         if grad is not None and self.delivery is not None:
@@ -94,14 +99,13 @@ class RowWeightRecorder(Recorder):
 
 
 class NormScaleRecorder(Recorder):
-    """Weight of a layer norm (also of layer norm with weight + 1, which has the same gradient) or of torch's
-    RMSNorm."""
+    """Measures the weight of a layer norm (also with weight + 1, which has the same gradient) or of torch's RMSNorm."""
 
-    def __init__(self, claim: Claim, layout: RowLayout, centred: bool, eps: float | None) -> None:
-        super().__init__(claim, layout)
+    def __init__(self, use: ParameterUse, layout: RowLayout, centred: bool, eps: float | None) -> None:
+        super().__init__(use, layout)
         self.centred = centred
         self.eps = eps
-        self.with_bias = False  # True: the bias is measured too, and what it gets is made here
+        self.with_bias = False  # True: the bias is measured too, and its rows' gradients are made here
         self.for_bias: Tensor | None = None  # (B, N), its rows' gradients
 
     def backward(self, gy: Tensor, *saved: Tensor) -> Formed:
@@ -127,15 +131,15 @@ class NormScaleRecorder(Recorder):
         return self.from_rows(rows[:, 0])
 
     def epsilon(self, x: Tensor) -> float:
-        """torch's RMSNorm without eps takes the machine epsilon of its input."""
+        """The eps of the norm. torch's RMSNorm without one takes the machine epsilon of its input."""
         return torch.finfo(x.dtype).eps if self.eps is None else self.eps
 
 
 class NormBiasRecorder(BiasRecorder):
-    """Bias of a norm whose weight is measured as well, by one kernel where there is one."""
+    """Measures the bias of a norm whose weight is measured as well, by the same kernel where there is one."""
 
-    def __init__(self, claim: Claim, layout: RowLayout, weight: NormScaleRecorder) -> None:
-        super().__init__(claim, layout)
+    def __init__(self, use: ParameterUse, layout: RowLayout, weight: NormScaleRecorder) -> None:
+        super().__init__(use, layout)
         self.weight = weight
         weight.with_bias = True
 
@@ -145,6 +149,7 @@ class NormBiasRecorder(BiasRecorder):
 
 
 def takes_norm_kernel(x: Tensor) -> bool:
+    """Whether the Triton kernel measures a norm of this input."""
     fits = x.is_cuda and x.dtype in (torch.float32, *HALF_TYPES)
     module: Any = kernels("norm_rows") if fits else None
     return module is not None and x.shape[-1] <= module.MAX_WIDTH

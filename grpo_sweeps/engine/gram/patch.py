@@ -1,4 +1,23 @@
-"""From claims to recorders, and the forward that stands in for a claimed module's own while a block is open."""
+"""The recorders of one block, and the forward that stands in for each claimed module's own while the block is open.
+
+An nn.Linear is measured in one of these ways (`PatchedForward.measured`); all give the same bits:
+
+    where                                                    forward              parameters' gradients
+    -------------------------------------------------------  -------------------  ------------------------------------
+    gradients may wait for the block's `Delivery` node       F.linear (`linear`)  a hook on the output forms them and
+                                                                                  leaves them there
+    they may not (`.grad` is filled, hooks, large groups,    LinearProduct        by the same node as the input's
+    checkpointing, compiled code around, a first module)     (`product`)
+    ... and a recomputation that torch stops early ends      the module's own     a hook on the output forms them,
+    at this module (`MeasuredModules.ends`)                  between `Carry`      `Carry` hands them on
+    ... and `recompute` runs that recomputation              LinearProduct of a   by the same node as the input's
+                                                             product not made
+    the blockwise head computes the product itself           `engine.head`        its backward, by `recorder_of`
+
+Each is there for its cost. The first saves the host a Python node per module. The second is one node where the general
+way takes three. The last two save the product that ends a recomputation, which nobody reads. `Carry` is also the
+general way of every other module (Conv1D, layer norms) where gradients may not wait.
+"""
 
 from __future__ import annotations
 
@@ -10,31 +29,39 @@ from typing import TYPE_CHECKING, Any
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
-from torch.utils.checkpoint import _StopRecomputationError
 
-from grpo_sweeps.engine.gram.claims import Claim
 from grpo_sweeps.engine.gram.delivery import Delivery
 from grpo_sweeps.engine.gram.embedding import EmbeddingRecorder, TiedLink
-from grpo_sweeps.engine.gram.layout import GramError, RowLayout
-from grpo_sweeps.engine.gram.linear import LinearRecorder, Options
+from grpo_sweeps.engine.gram.layout import GramError, RowLayout, SlotPlan
+from grpo_sweeps.engine.gram.linear import GramOptions, LinearRecorder
 from grpo_sweeps.engine.gram.norm import NormBiasRecorder, NormScaleRecorder, RowWeightRecorder, run_with
-from grpo_sweeps.engine.gram.partials import SlotPlan
-from grpo_sweeps.engine.gram.product import LinearProduct, Unmade
 from grpo_sweeps.engine.gram.recompute import Frame, StandInForward
-from grpo_sweeps.engine.gram.recorder import BiasRecorder, Recorder, Tap, Uses, direct
+from grpo_sweeps.engine.gram.recorder import BiasRecorder, ModuleRecorders, Recorder, Tap, refuse_graph
+from grpo_sweeps.engine.gram.torch_private import (
+    StopRecomputation,
+    backward_id,
+    base_of,
+    direct,
+    is_view,
+    parameters_of,
+    saved_tensors_stay,
+    torch_functions_off,
+    unviewed,
+)
+from grpo_sweeps.engine.gram.uses import ParameterUse
 
 if TYPE_CHECKING:
     from grpo_sweeps.engine.gram.large_group import Store
 
 
 class MeasuredModules:
-    """The claimed modules of a model with their claims, and what stands in for their forwards from block to block."""
+    """The modules of a model that use trainable parameters, and what stands in for their forwards in every block."""
 
-    def __init__(self, claims: Sequence[Claim]) -> None:
-        self.claims: dict[nn.Module, list[Claim]] = {}
-        for claim in claims:
-            self.claims.setdefault(claim.module, []).append(claim)
-        tied = {c.name for c in claims if c.kind == "embedding"} & {c.name for c in claims if c.kind == "linear"}
+    def __init__(self, uses: Sequence[ParameterUse]) -> None:
+        self.uses: dict[nn.Module, list[ParameterUse]] = {}
+        for use in uses:
+            self.uses.setdefault(use.module, []).append(use)
+        tied = {c.name for c in uses if c.kind == "embedding"} & {c.name for c in uses if c.kind == "linear"}
         self.tied = sorted(tied)
         self.block: Any = None  # the open one's Recorders
         self.ends: set[str] = set()  # names of those at which a checkpoint's recomputation was seen to end
@@ -42,12 +69,12 @@ class MeasuredModules:
 
     def forwards(self, kind: type[PatchedForward]) -> list[PatchedForward]:
         if kind not in self._forwards:
-            self._forwards[kind] = [kind(module, claims, self) for module, claims in self.claims.items()]
+            self._forwards[kind] = [kind(module, uses, self) for module, uses in self.uses.items()]
         return self._forwards[kind]
 
 
 class Recorders:
-    """The recorders of one block, each made when its module is first called: made all at once, they would keep the
+    """The recorders of one block. Each is made when its module is first called: made all at once, they would keep the
     card waiting before the block's first product."""
 
     def __init__(
@@ -55,7 +82,7 @@ class Recorders:
         modules: MeasuredModules,
         layout: RowLayout,
         plan: SlotPlan,
-        options: Options,
+        options: GramOptions,
         store: Store | None = None,
         delivery: Delivery | None = None,
     ) -> None:
@@ -63,43 +90,44 @@ class Recorders:
         self.frame = Frame()
         self._common = (layout, plan, options)
         self._store = store
-        self._claims = modules.claims
+        self._uses = modules.uses
         # The two uses of a tied weight share one link.
         self._links = {name: TiedLink(layout) for name in modules.tied}
-        self._of: dict[nn.Module, Uses] = {}
+        self._of: dict[nn.Module, ModuleRecorders] = {}
 
-    def of(self, module: nn.Module) -> Uses:
+    def of(self, module: nn.Module) -> ModuleRecorders:
         """The recorders of one module."""
-        uses = self._of.get(module)
-        if uses is None:
+        recorders = self._of.get(module)
+        if recorders is None:
             found: dict[str, Recorder] = {}
-            for claim in self._claims[module]:
-                recorder = found[claim.attribute] = _make(claim, *self._common, self._links, found)
+            for use in self._uses[module]:
+                recorder = found[use.attribute] = _make(use, *self._common, self._links, found)
                 recorder.store, recorder.block_delivery = self._store, self.delivery
-            uses = self._of[module] = Uses(found)
-        return uses
+            recorders = self._of[module] = ModuleRecorders(found)
+        return recorders
 
     def made(self) -> list[Recorder]:
-        return [recorder for uses in self._of.values() for recorder in uses.recorders]
+        """The recorders of the modules that were called."""
+        return [recorder for recorders in self._of.values() for recorder in recorders.each]
 
     def every(self) -> list[Recorder]:
-        """Made now where they were not yet, in the order of the model."""
-        return [recorder for module in self._claims for recorder in self.of(module).recorders]
+        """All recorders, in the order of the model; those that were not made yet are made now."""
+        return [recorder for module in self._uses for recorder in self.of(module).each]
 
 
 class PatchedForward(StandInForward):
-    """Callable that replaces `module.forward`: the module's own forward on detached parameters, with recorders fed.
+    """Callable that replaces `module.forward`: it gives the module's own output and feeds the recorders.
 
     Without gradients (evaluation inside a block, the first pass of reentrant checkpointing) the plain forward runs.
     """
 
-    def __init__(self, module: nn.Module, claims: Sequence[Claim], modules: MeasuredModules) -> None:
+    def __init__(self, module: nn.Module, uses: Sequence[ParameterUse], modules: MeasuredModules) -> None:
         self.module = module
-        self.module_name = claims[0].module_name
+        self.module_name = uses[0].module_name
         self.is_linear = type(module).forward is nn.Linear.forward
-        self.device_type = claims[0].parameter.device.type
+        self.device_type = uses[0].parameter.device.type
         self.modules = modules
-        self.uses: Uses | None = None  # of the open block, once the module was called
+        self.recorders: ModuleRecorders | None = None  # of the open block, once the module was called
         self.least_dims = 2 if isinstance(module, nn.Embedding) else 3
 
     def __call__(self, *args: Any, **kwargs: Any) -> Tensor:
@@ -112,71 +140,76 @@ class PatchedForward(StandInForward):
         if x.dim() < self.least_dims or torch.is_autocast_enabled(self.device_type):
             self.refuse(x)
         block = self.modules.block
-        uses = self.uses
-        if uses is None:
-            uses = self.uses = block.of(self.module)
+        recorders = self.recorders
+        if recorders is None:
+            recorders = self.recorders = block.of(self.module)
         rows = x.shape[0]
-        for recorder in uses.recorders:
+        for recorder in recorders.each:
             recorder.begin(rows)
         delivery = block.delivery
         if delivery is None or not saved_tensors_stay():
-            return self.measured(x, uses, None)
+            return self.measured(x, recorders, None)
         if delivery.attached:
-            return self.measured(x, uses, delivery if x.requires_grad else None)
-        y = self.measured(x, uses, None)
-        if torch._C._current_graph_task_id() != -1 or isinstance(uses.weight, RowWeightRecorder):
+            return self.measured(x, recorders, delivery if x.requires_grad else None)
+        y = self.measured(x, recorders, None)
+        if backward_id() != -1 or isinstance(recorders.weight, RowWeightRecorder):
             return y  # a norm of any class may have saved y, and must see when that is changed
         return delivery.attach(y)
 
-    def measured(self, x: Tensor, uses: Uses, delivery: Delivery | None) -> Tensor:
-        """The module's output, with recorders fed. delivery: where they may leave gradients, if they keep x so long."""
+    def measured(self, x: Tensor, recorders: ModuleRecorders, delivery: Delivery | None) -> Tensor:
+        """The module's output; the recorders are fed. delivery: where they may leave gradients, if they keep x until
+        then."""
         module = self.module
         if self.is_linear:
             ends = bool(self.modules.ends) and self.module_name in self.modules.ends
             if self.modules.block.frame.inside if ends else delivery is None:
-                return self.product(x, uses, made=not ends)
+                return self.product(x, recorders, made=not ends)
             if delivery is not None:
-                return self.linear(x, uses, delivery)
-        weight = uses.weight
+                return self.linear(x, recorders, delivery)
+        weight = recorders.weight
         if isinstance(weight, RowWeightRecorder):
             return run_with(module, {"weight": weight.row_weights(x.dim(), delivery)}, x)
-        detached = {name: p if p is None else p.detach() for name, p in module._parameters.items()}
+        detached = {name: p if p is None else p.detach() for name, p in parameters_of(module).items()}
         if isinstance(weight, EmbeddingRecorder):
             weight.see_ids(x)
             return Tap.apply(run_with(module, detached, x), weight.parameter, weight, x)
-        carried = uses.carry(x) if delivery is None else x
+        carried = recorders.carry(x) if delivery is None else x
         y = run_with(module, detached, carried)
-        if y._is_view():  # changed in place, a view would leave the node that is watched
-            y = torch.ops.aten._unsafe_view.default(y, y.shape)
+        if is_view(y):  # changed in place, a view would leave the node that is watched
+            y = unviewed(y)
         if delivery is None:
-            uses.watch(y, carried)
+            recorders.watch(y, carried)
         else:
-            uses.deliver(y, x, delivery)
+            recorders.deliver(y, x, delivery)
         return y
 
-    def linear(self, x: Tensor, uses: Uses, delivery: Delivery) -> Tensor:
-        """The common case in few and plain calls: small models wait for them."""
-        own: dict[str, Any] = self.module._parameters
+    def linear(self, x: Tensor, recorders: ModuleRecorders, delivery: Delivery) -> Tensor:
+        """An nn.Linear's output in the common case, in few and plain calls: small models wait for them."""
+        own = parameters_of(self.module)
         weight, bias = own["weight"], own["bias"]
         y = F.linear(x, weight.detach(), None if bias is None else bias.detach())
         # With a bias y may be a view; changed in place, it leaves its node, but its base's stays under the change.
-        uses.deliver(y._base if y._is_view() else y, x, delivery)
+        recorders.deliver(base_of(y), x, delivery)
         return y
 
-    def product(self, x: Tensor, uses: Uses, made: bool) -> Tensor:
-        """A linear layer in one node. Its input is kept only after the product is made, so a recomputation that ends
-        here, at the last tensor it needs, makes a product that nobody needs: noted, and done otherwise from then on
-        (`recompute` leaves it out, made=False; else `Carry` keeps the input first).
+    def product(self, x: Tensor, recorders: ModuleRecorders, made: bool) -> Tensor:
+        """An nn.Linear's output by one node, which keeps the input only after the product is made.
+
+        A recomputation that ends here, at the last tensor it needs, therefore makes a product that nobody reads. The
+        module is then noted in `ends`, and taken in another way from there on: `recompute` leaves the product out
+        (made=False), and elsewhere `Carry` keeps the input first.
         """
-        weight, bias = self.module._parameters["weight"], self.module._parameters["bias"]
+        own = parameters_of(self.module)
+        weight, bias = own["weight"], own["bias"]
         try:
-            y = direct(LinearProduct, x, weight, bias, uses, made, *uses.parameters)
+            y = direct(LinearProduct, x, weight, bias, recorders, made, *recorders.parameters)
             return y if made else y.as_subclass(Unmade)
-        except _StopRecomputationError:
+        except StopRecomputation:
             self.modules.ends.add(self.module_name)
             raise
 
     def one_input(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Tensor:
+        """The only argument. Raises GramError where there are others."""
         if len(args) + len(kwargs) != 1:
             raise GramError(
                 f"module {self.module_name} was called with {len(args) + len(kwargs)} arguments instead of its "
@@ -185,6 +218,7 @@ class PatchedForward(StandInForward):
         return args[0] if args else next(iter(kwargs.values()))  # type: ignore[no-any-return]
 
     def refuse(self, x: Tensor) -> None:
+        """Raise GramError for an input whose rows cannot be told apart, and under autocast."""
         if torch.is_autocast_enabled(self.device_type):
             raise GramError(
                 f"module {self.module_name} runs under autocast, which mixes dtypes: load the model in the dtype "
@@ -197,15 +231,10 @@ class PatchedForward(StandInForward):
         )
 
 
-def saved_tensors_stay() -> bool:
-    """Does nobody take over what autograd saves (checkpointing, offloading)?"""
-    return torch._C._autograd._top_saved_tensors_default_hooks(False) is None
-
-
 @functools.cache
 def patched_between() -> type[PatchedForward]:
-    """For code around it that is compiled: that breaks here, as recorders are fed by Python, once a block. Made when
-    wanted, since the decorator loads Dynamo, which takes a second and slows every block down."""
+    """The class of forwards for compiled code around them, which breaks here, since Python feeds the recorders once per
+    block. It is made when it is wanted: its decorator loads Dynamo, which takes a second and slows every block down."""
 
     class PatchedBetween(PatchedForward):
         @torch.compiler.disable
@@ -216,31 +245,31 @@ def patched_between() -> type[PatchedForward]:
 
 
 def _make(
-    claim: Claim,
+    use: ParameterUse,
     layout: RowLayout,
     plan: SlotPlan,
-    options: Options,
+    options: GramOptions,
     links: dict[str, TiedLink],
     found: dict[str, Recorder],
 ) -> Recorder:
-    """found: recorders of the same module that were made before."""
-    kind, common = claim.kind, (claim, layout)
-    module: Any = claim.module
+    """The recorder of one use. found: recorders of the same module that were made before."""
+    kind, common = use.kind, (use, layout)
+    module: Any = use.module
     if kind == "linear" or kind == "conv1d":
-        return LinearRecorder(*common, options, plan, kind == "conv1d", links.get(claim.name))
+        return LinearRecorder(*common, options, plan, kind == "conv1d", links.get(use.name))
     if kind == "row_norm":
         return RowWeightRecorder(*common)
     if kind == "bias":
         norm = found.get("weight")
         return NormBiasRecorder(*common, norm) if isinstance(norm, NormScaleRecorder) else BiasRecorder(*common)
     if kind == "embedding":
-        return EmbeddingRecorder(*common, options.block_bytes, module.padding_idx, links.get(claim.name))
+        return EmbeddingRecorder(*common, options.block_bytes, module.padding_idx, links.get(use.name))
     return NormScaleRecorder(*common, kind == "layer_norm", module.eps)
 
 
 def patch(modules: MeasuredModules, block: Recorders, compiled: bool) -> list[PatchedForward]:
-    """Put a PatchedForward on every claimed module; returns them for `unpatch`. compiled: the code around them may
-    be."""
+    """The forwards that are now on every claimed module, for `unpatch`. compiled: the code around them may be compiled.
+    Raises GramError where a module's forward was replaced already."""
     forwards = modules.forwards(patched_between() if compiled else PatchedForward)
     for forward in forwards:
         if "forward" in forward.module.__dict__:
@@ -255,15 +284,16 @@ def patch(modules: MeasuredModules, block: Recorders, compiled: bool) -> list[Pa
 
 
 def unpatch(modules: MeasuredModules, forwards: list[PatchedForward]) -> None:
+    """Give the modules their own forwards back."""
     for forward in forwards:
         del forward.module.__dict__["forward"]
-        forward.uses = None
+        forward.recorders = None
     modules.block = None
 
 
 @contextmanager
 def aside(model: nn.Module) -> Iterator[None]:
-    """Calls of the model that have nothing to do with the rows of the block that may be open."""
+    """Within it, calls of the model have nothing to do with the rows of the block that may be open."""
     patched = (module.__dict__.get("forward") for module in model.modules())
     block = next((forward.modules.block for forward in patched if isinstance(forward, PatchedForward)), None)
     if block is None:
@@ -277,7 +307,69 @@ def aside(model: nn.Module) -> Iterator[None]:
 
 
 def recorder_of(module: nn.Module, attribute: str = "weight") -> Recorder | None:
-    """The recorder of a module's parameter while a block is open, else None: for code that computes the module's
+    """The recorder of a module's parameter while a block is open, else None. It serves code that computes the module's
     product itself."""
     patched = module.__dict__.get("forward")
     return patched.modules.block.of(module).of.get(attribute) if isinstance(patched, PatchedForward) else None
+
+
+class LinearProduct(torch.autograd.Function):
+    """F.linear of x (B, T, ..., i), weight (o, i) and bias (o,) or None. One node gives the gradients of x and of
+    `parameters`, which are those of the recorders: nodes around a small product would cost more than the product."""
+
+    @staticmethod
+    def forward(
+        ctx: Any,
+        x: Tensor,
+        weight: Tensor,
+        bias: Tensor | None,
+        recorders: ModuleRecorders,
+        made: bool,
+        *parameters: Tensor,
+    ) -> Tensor:
+        ctx.recorders = recorders
+        ctx.save_for_backward(x, weight)
+        y = F.linear(x, weight, bias) if made else unmade(x, weight.shape[0])
+        # With a bias it may be a view, which an activation in place would not be allowed to change.
+        return unviewed(y) if is_view(y) else y
+
+    @staticmethod
+    def backward(ctx: Any, gy: Tensor) -> tuple[Tensor | None, ...]:
+        refuse_graph()
+        x, weight = ctx.saved_tensors
+        gradients = [recorder.run_backward(gy, x) for recorder in ctx.recorders.each]
+        gx = torch.mm(gy.reshape(-1, gy.shape[-1]), weight).view(x.shape) if ctx.needs_input_grad[0] else None
+        return (gx, None, None, None, None, *gradients)
+
+
+def unmade(x: Tensor, o: int) -> Tensor:
+    """(..., o) in place of a product that nobody reads: its values are whatever the memory holds."""
+    return x.new_empty(*x.shape[:-1], o)
+
+
+class Unmade(Tensor):
+    """A product that was not made. Adding it to the residual stream, the last thing that a layer does, gives a tensor
+    that nobody reads either, so the addition is left out as well."""
+
+    @classmethod
+    def __torch_function__(cls, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        with torch_functions_off():
+            if function in ADDITIONS and len(args) == 2 and not kwargs and args[0].shape == args[1].shape:
+                return direct(UnmadeSum, *args)
+            return function(*args, **(kwargs or {}))
+
+
+ADDITIONS = {Tensor.add, Tensor.__add__, Tensor.__radd__, torch.add}
+
+
+class UnmadeSum(torch.autograd.Function):
+    """A tensor of the shape of left + right, and with its gradients."""
+
+    @staticmethod
+    def forward(ctx: Any, left: Tensor, right: Tensor) -> Tensor:
+        return unmade(left, left.shape[-1])
+
+    @staticmethod
+    def backward(ctx: Any, g: Tensor) -> tuple[Tensor, Tensor]:
+        refuse_graph()
+        return g, g

@@ -23,6 +23,7 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from grpo_sweeps.engine.gram.layout import GramError
+from grpo_sweeps.engine.gram.torch_private import module_hooks
 
 PLAIN_OPTIONS = {"use_reentrant", "preserve_rng_state"}
 # Layers that return one tensor, whose last operation adds the last product to the residual stream.
@@ -32,11 +33,10 @@ KNOWN_LAYERS = {
     "transformers.models.nemotron.modeling_nemotron": "NemotronDecoderLayer",
 }
 KNOWN_PARTS = (*KNOWN_LAYERS, "transformers.activations", "torch.nn.modules.activation")
-HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
 
 
 class Frame:
-    """The exchange of one block. `inside`: a layer is being recomputed now."""
+    """The state of one block's exchange. `inside`: a layer is being recomputed now."""
 
     def __init__(self) -> None:
         self.open = True
@@ -44,23 +44,23 @@ class Frame:
 
 
 class StandInForward:
-    """Base of what stands in for a claimed module's forward during a block; any other forward of a module's own makes
-    a layer unknown."""
+    """The base of what stands in for a claimed module's forward during a block. Any other forward on an instance makes
+    its layer unknown."""
 
 
 class Recompute:
-    """The layers of one model that recompute themselves; found once, looked at before every block."""
+    """The layers of one model that recompute themselves. They are found once and looked at before every block."""
 
     def __init__(self, model: nn.Module) -> None:
         self.layers = [m for m in model.modules() if KNOWN_LAYERS.get(type(m).__module__) == type(m).__name__]
 
     def exchangeable(self) -> list[nn.Module]:
-        """Layers that recompute as torch does it; whether they are plain is looked at when they run."""
+        """The layers that recompute as torch does it. Whether they are plain is looked at when they run."""
         return [layer for layer in self.layers if _checkpoints_plainly(layer)]
 
 
 def _checkpoints_plainly(layer: nn.Module) -> bool:
-    """By torch's non-reentrant checkpointing, with no more than its plain options."""
+    """Whether the layer uses torch's non-reentrant checkpointing, with no more than its plain options."""
     own = layer.__dict__
     function = own.get("_gradient_checkpointing_func")
     return (
@@ -75,19 +75,20 @@ def _checkpoints_plainly(layer: nn.Module) -> bool:
 
 
 def is_plain(layer: nn.Module) -> bool:
-    """Made of known parts, none of which draws random numbers, has a hook or a forward of its own."""
+    """Whether the layer is made of known parts, none of which draws random numbers, has a hook or a replaced
+    forward."""
     for module in layer.modules():
         own = module.__dict__
         known = type(module) is nn.Linear or type(module).__module__ in KNOWN_PARTS
         replaced = "forward" in own and not isinstance(own["forward"], StandInForward)
-        if not known or replaced or any(own.get(hooks) for hooks in HOOKS) or own.get("attention_dropout"):
+        if not known or replaced or module_hooks(module) or own.get("attention_dropout"):
             return False
     return True
 
 
 @contextmanager
 def exchanged(layers: list[nn.Module], frame: Frame) -> Iterator[None]:
-    """Reentrant checkpointing for these layers; what was there comes back in any case."""
+    """Within it, these layers use reentrant checkpointing. What was there comes back in any case."""
     kept = [layer.__dict__["_gradient_checkpointing_func"] for layer in layers]
     try:
         for layer, function in zip(layers, kept, strict=True):
@@ -100,8 +101,8 @@ def exchanged(layers: list[nn.Module], frame: Frame) -> Iterator[None]:
 
 
 def _recompute(layer: nn.Module, function: Any, frame: Frame, run: Any, hidden: Any, *rest: Any) -> Any:
-    """Stands in for `function`, the layer's own, and leaves it the call where the layer or its arguments are not what
-    is known here."""
+    """The layer's output. It stands in for `function`, the layer's own, and leaves the call to it where the layer or
+    its arguments are not what is known here."""
     if (
         not (isinstance(hidden, Tensor) and hidden.requires_grad)
         or not is_plain(layer)
@@ -127,7 +128,7 @@ def _reentrant(frame: Frame, run: Any, hidden: Tensor, *rest: Any) -> Any:
 
 
 def _has_graph(value: Any) -> bool:
-    """Is there a tensor with a gradient anywhere in these arguments?"""
+    """Whether a tensor with a gradient is anywhere in these arguments."""
     if isinstance(value, Tensor):
         return value.requires_grad
     if isinstance(value, dict):

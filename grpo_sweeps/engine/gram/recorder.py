@@ -1,43 +1,73 @@
-"""What one claimed parameter keeps during one block: `Recorder`, and the autograd functions that feed it.
+"""`Recorder`, which keeps what one use of a parameter leaves during one block, and the autograd functions that feed it.
 
-A claimed module runs its own forward on detached parameters (so its output is the plain one, bit for bit, and the
-gradient of its input comes from autograd's own kernels). A hook on the output forms the parameters' gradients, and with
+A claimed module runs its own forward on detached parameters, so its output is the plain one, bit for bit, and the
+gradient of its input comes from autograd's own kernels. A hook on the output forms the parameters' gradients, and with
 them what the Gram is made of, which stays with the recorders. Mostly the module's input is kept beside the hook, and
-the gradients are left with the block's `delivery`. Where that must not be, `Carry` goes around the module: it takes the
-parameters in, keeps the input, and its backward hands the gradients on. The input is kept before the module's product
-and not after it, because checkpointing stops its recomputation at the last tensor kept: the last product of a layer is
-not made again.
+the gradients are left with the block's `delivery`. Where that is not possible, `Carry` goes around the module: it takes
+the parameters in, keeps the input, and its backward hands the gradients on. It keeps the input before the module's
+product and not after it, because checkpointing stops its recomputation at the last tensor kept: the last product of a
+layer is not made again.
 
-No module hooks: checkpointing recomputes forwards, but each node of the backward runs once; a second time is refused.
+There are no module hooks: checkpointing recomputes forwards, but each node of the backward runs once. A second time is
+refused.
 """
 
 from __future__ import annotations
 
 import math
 from collections import Counter
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
 
 from grpo_sweeps.engine.gram.layout import GramError, RowLayout, accumulation_dtype
-from grpo_sweeps.engine.gram.partials import Partial, Rows
+from grpo_sweeps.engine.gram.torch_private import backward_id, direct, unviewed, version_of
 
 if TYPE_CHECKING:
-    from grpo_sweeps.engine.gram.claims import Claim
     from grpo_sweeps.engine.gram.delivery import Delivery
     from grpo_sweeps.engine.gram.large_group import Store
+    from grpo_sweeps.engine.gram.uses import ParameterUse
 
+
+@dataclass(slots=True)
+class Record:
+    """A finished (flat_size + 1,) float64: the flat Gram, then the squared norm of the weighted sum."""
+
+    values: Tensor
+
+
+@dataclass(slots=True)
+class Slots:
+    """What each program of a kernel summed, (programs, width) float64, in the columns that the `SlotPlan` tells."""
+
+    values: Tensor
+
+
+@dataclass(slots=True)
+class Rows:
+    """The rows' gradients of a bias or a norm, whole, (B, N) in the accumulation dtype.
+
+    total: (N,), their weighted sum as it was handed out, before rounding. Its norm is that of the gradient, not of what
+    the Gram is made of, since the two are checked against each other.
+    """
+
+    values: Tensor
+    total: Tensor
+
+
+Partial = Record | Slots | Rows
 
 # The gradient and what the Gram is made of, or neither yet.
 Formed = tuple[Tensor, Partial] | tuple[None, None]
 
 
 class Workspace:
-    """What the blocks of one GradientGram share.
+    """Buffers and counts that the blocks of one GradientGram share.
 
-    One buffer for each purpose and dtype, grown to the largest use and kept between blocks: fresh pages would cost
-    more than the products. Two buffers that are in use at once need two purposes. forms: how often a weight was
+    There is one buffer per purpose and dtype. It grows to the largest use and stays between blocks: fresh pages would
+    cost more than the products. Two buffers that are in use at once need two purposes. forms: how often a weight was
     measured by each form.
     """
 
@@ -62,7 +92,7 @@ class Recorder:
     nothing else has been added to it.
     """
 
-    # What a block begins with; made anew for every parameter in every block, so what need not be set is not.
+    # What a block begins with. Every block makes a recorder per parameter, so defaults are not set one by one.
     store: Store | None = None  # set in a part of a large group
     delivery: Delivery | None = None  # set where the gradient is left with it
     block_delivery: Delivery | None = None  # the block's, where it has one
@@ -71,12 +101,12 @@ class Recorder:
     calls = 0
     backwards = 0
     closed = False
-    recomputed = False  # was its module called in a recomputation?
+    recomputed = False  # True: its module was called in a recomputation
 
-    def __init__(self, claim: Claim, layout: RowLayout) -> None:
-        self.name = claim.name
-        self.module_name = claim.module_name
-        self.parameter = claim.parameter
+    def __init__(self, use: ParameterUse, layout: RowLayout) -> None:
+        self.name = use.name
+        self.module_name = use.module_name
+        self.parameter = use.parameter
         self.layout = layout
 
     def begin(self, first_dim: int) -> None:
@@ -85,9 +115,9 @@ class Recorder:
             raise GramError(
                 f"module {self.module_name}: its input has {first_dim} rows in dimension 0, but group_sizes make "
                 f"{self.layout.rows}; "
-                "packed rows (1, sum T) and ids of shape (1, T) are refused: every module must see one row a rollout"
+                "packed rows (1, sum T) and ids of shape (1, T) are refused: every module must see one row per rollout"
             )
-        if torch._C._current_graph_task_id() != -1:
+        if backward_id() != -1:
             self.recomputed = True
             return
         self.calls += 1
@@ -109,13 +139,13 @@ class Recorder:
         return self.keep(grad, partial)
 
     def keep(self, grad: Tensor, partial: Partial) -> Tensor:
-        """Take note of what was measured with `grad`, and return it."""
+        """`grad`, after a note of what was measured with it."""
         self.partial = partial
         self.handed = state_of(grad)
         return grad
 
     def drop(self) -> None:
-        """Let go of what was measured."""
+        """Let go of what was measured: a loss that is kept keeps the recorder."""
         self.partial = None
 
     def begin_backward(self) -> None:
@@ -131,13 +161,15 @@ class Recorder:
         raise NotImplementedError(type(self).__name__)
 
     def from_rows(self, rows_BN: Tensor) -> Formed:
-        """Gradient and partial of a small parameter from its rows' gradients, formed whole (biases and norms)."""
+        """Gradient and partial of a bias or a norm from its rows' gradients, formed whole; neither where `delivery`
+        forms both later."""
         if self.delivery is not None:
             self.delivery.put_rows(self, rows_BN)
             return None, None
         return self.summed(rows_BN)
 
     def summed(self, rows_BN: Tensor) -> tuple[Tensor, Rows]:
+        """Gradient and partial from the rows' gradients, formed now."""
         rows_BN = rows_BN.to(accumulation_dtype(rows_BN.dtype))
         total = sum_of_rows(self.layout, rows_BN)
         # A copy in any case: autograd would make one of a gradient that is held elsewhere, and `handed` be in vain.
@@ -150,13 +182,9 @@ def sum_of_rows(layout: RowLayout, rows_PBN: Tensor) -> Tensor:
     return (rows_PBN * layout.weights(rows_PBN.dtype)[:, None]).sum(-2)
 
 
-def direct(function: type[torch.autograd.Function], *args: Any) -> Tensor:
-    """`function.apply` without its look for functorch transforms, which cannot be at work inside a measured block."""
-    return super(torch.autograd.Function, function).apply(*args)  # type: ignore[misc,no-any-return]
-
-
 def refuse_graph() -> None:
-    """Called by every backward here; cheaper than torch's once_differentiable, and it names the cause."""
+    """Refuse a backward that would make a graph. Every backward here calls it: it is cheaper than torch's
+    once_differentiable, and names the cause."""
     if torch.is_grad_enabled():
         raise GramError(
             "backward(create_graph=True) is not covered: second derivatives of a measured block are refused"
@@ -164,38 +192,39 @@ def refuse_graph() -> None:
 
 
 def state_of(tensor: Tensor) -> tuple[int, int]:
-    return tensor.data_ptr(), tensor._version
+    """Where the tensor lies, and in which version."""
+    return tensor.data_ptr(), version_of(tensor)
 
 
-class Uses:
-    """The recorders of one module in one block, by attribute: fed together, by one `Carry` or one hook."""
+class ModuleRecorders:
+    """The recorders of one module in one block, by attribute. One `Carry` or one hook feeds them together."""
 
     def __init__(self, of: dict[str, Recorder]) -> None:
         self.of = of
-        self.recorders = list(of.values())
+        self.each = list(of.values())
         self.weight = of.get("weight")
         self.gradients: list[Tensor | None] = []
 
     @property
     def parameters(self) -> list[nn.Parameter]:
-        return [recorder.parameter for recorder in self.recorders]
+        return [recorder.parameter for recorder in self.each]
 
     def carry(self, x: Tensor) -> Tensor:
         """x, for the module to work on."""
         return direct(Carry, x, self, *self.parameters)
 
     def watch(self, y: Tensor, carried: Tensor) -> None:
-        """Form the parameters' gradients as soon as that of the module's output y is there."""
+        """Form the parameters' gradients as soon as the gradient of the module's output y is there."""
         node: Any = carried.grad_fn
         # On the node and not on y: hooks that change y's gradient have run by then.
         output: Any = y.grad_fn
         output.register_prehook(lambda gys: self.receive(gys[0], node))
 
     def deliver(self, y: Tensor | None, x: Tensor, delivery: Delivery) -> None:
-        """As `watch`, for a module that worked on x itself and leaves its gradients with `delivery`."""
-        # Kept as autograd keeps what it saves: until it is used, and not if it was changed since (a bias uses none).
-        kept, version = [x], x._version
-        for recorder in self.recorders:
+        """Like `watch`, for a module that worked on x itself and leaves its gradients with `delivery`."""
+        # x is kept as autograd keeps what it saves: until it is used, and not if it was changed. A bias uses none.
+        kept, version = [x], version_of(x)
+        for recorder in self.each:
             recorder.delivery = delivery
 
         def receive(gys: tuple[Tensor | None, ...]) -> None:
@@ -204,12 +233,12 @@ class Uses:
             if gy is None:
                 return
             inputs, kept[:] = tuple(kept), ()  # gone in a second backward, which the recorders refuse
-            if inputs and inputs[0]._version != version and self.weight is not None:
+            if inputs and version_of(inputs[0]) != version and self.weight is not None:
                 raise GramError(
-                    f"module {self.recorders[0].module_name}: its input was changed in place after it had been used"
+                    f"module {self.each[0].module_name}: its input was changed in place after it had been used"
                 )
-            delivery.arrive(inputs[0] if inputs else None, self.recorders[0].recomputed)
-            for recorder in self.recorders:
+            delivery.arrive(inputs[0] if inputs else None, self.each[0].recomputed)
+            for recorder in self.each:
                 grad = recorder.run_backward(gy, *inputs)
                 if grad is not None:
                     delivery.put(recorder, grad)
@@ -222,23 +251,23 @@ class Uses:
         if gy is None:
             return
         (x,) = node.saved_tensors
-        self.gradients = [recorder.run_backward(gy, x) for recorder in self.recorders]
+        self.gradients = [recorder.run_backward(gy, x) for recorder in self.each]
 
 
 class Carry(torch.autograd.Function):
-    """Identity on x. Its backward runs after the hook of `Uses.watch` and hands out what that formed."""
+    """Identity on x. Its backward runs after the hook of `ModuleRecorders.watch` and hands out what the hook formed."""
 
     @staticmethod
-    def forward(ctx: Any, x: Tensor, uses: Uses, *parameters: Tensor) -> Tensor:
-        ctx.uses = uses
+    def forward(ctx: Any, x: Tensor, recorders: ModuleRecorders, *parameters: Tensor) -> Tensor:
+        ctx.recorders = recorders
         ctx.save_for_backward(x)
         return x.view_as(x)
 
     @staticmethod
     def backward(ctx: Any, gx: Tensor) -> tuple[Tensor | None, ...]:
         refuse_graph()
-        gradients, ctx.uses.gradients = ctx.uses.gradients, []
-        return (gx, None, *(gradients or [None] * len(ctx.uses.recorders)))
+        gradients, ctx.recorders.gradients = ctx.recorders.gradients, []
+        return (gx, None, *(gradients or [None] * len(ctx.recorders.each)))
 
 
 class Tap(torch.autograd.Function):
@@ -248,7 +277,7 @@ class Tap(torch.autograd.Function):
     def forward(ctx: Any, y: Tensor, parameter: Tensor, recorder: Recorder, *saved: Tensor) -> Tensor:
         ctx.recorder = recorder
         ctx.save_for_backward(*saved)
-        return torch.ops.aten._unsafe_view(y, y.shape)  # no view: it may be changed in place
+        return unviewed(y)  # it may be changed in place
 
     @staticmethod
     def backward(ctx: Any, gy: Tensor) -> tuple[Tensor | None, ...]:

@@ -16,11 +16,10 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from grpo_sweeps.engine.gram.claims import plain_name
 from grpo_sweeps.engine.gram.gram import GradientGram, uncompiled
 from grpo_sweeps.engine.gram.layout import GramError, unit_inner
-from grpo_sweeps.engine.gram.measurement import GramCheckError, Measurement
-from grpo_sweeps.engine.gram.precision import widest_eps
+from grpo_sweeps.engine.gram.measurement import GramCheckError, Measurement, widest_eps
+from grpo_sweeps.engine.gram.uses import plain_name
 
 # By the dtype that the model computes in, which for adapters is not their own; relative to sum_i |w_i| ||psi_i||: two
 # orders of summation of the same products, and in float16 what is too small to be halved exactly.
@@ -53,24 +52,24 @@ def default_weights(rows: int) -> tuple[float, ...]:
 def measured_floor(
     model: nn.Module, gram: GradientGram, row_sums_fn: Callable[[], Tensor], group_sizes: Sequence[int]
 ) -> float:
-    """Error of K_ij relative to sqrt(K_ii K_jj) against the rows' gradients by separate backwards, times SAFETY.
+    """The error of K_ij against the rows' gradients by separate backwards, relative to sqrt(K_ii K_jj), times SAFETY.
 
-    K is the Gram of the gradients that are applied, in the dtype that the model trains in; what separates it from the
-    products of the rows that ordinary autograd gives, one backward per row from one forward, is rounding of its own
-    sums. How far such gradients are from those of a wider dtype is another question (`loop.verification`).
+    K is the Gram of the gradients that are applied, in the dtype that the model trains in. It differs from the products
+    of the rows that ordinary autograd gives, one backward per row from one forward, by the rounding of its sums. How
+    far such gradients are from those of a wider dtype is another question (`loop.verification`).
 
     row_sums_fn: the forward, returning (rows,); few rows, since all their gradients are held at once. `.grad` is left
     as it was. Raises GramCheckError with both numbers where an entry misses by more than GRADIENT_TOL.
     """
     parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
-    with uncompiled(gram.places):
+    with uncompiled(gram.model.modules()):
         exact = _gram_of_separate_rows(_one_per_row(row_sums_fn(), sum(group_sizes)), parameters)
         with set_aside(parameters), gram.measure(group_sizes, cross_groups=True) as m:
             row_sums_fn().sum().backward()
     found, norms = m.matrix(), exact.diagonal().clamp_min(0).sqrt()
     scale = torch.outer(norms, norms).clamp_min(torch.finfo(torch.float64).tiny)
     misses = (found - exact).abs() / scale
-    worst, tol = float(misses.max()), GRADIENT_TOL[widest_eps(gram.places.parameters)]
+    worst, tol = float(misses.max()), GRADIENT_TOL[widest_eps(gram.model.parameters())]
     if not worst <= tol:
         i, j = divmod(int(torch.nan_to_num(misses, nan=torch.inf).argmax()), len(found))
         raise GramCheckError(
@@ -81,7 +80,7 @@ def measured_floor(
 
 
 def _one_per_row(row_sums: Tensor, rows: int) -> Tensor:
-    """row_sums as it is. Raises GramError where it is not one differentiable scalar per row."""
+    """row_sums unchanged. Raises GramError where it is not one differentiable scalar per row."""
     if row_sums.shape != (rows,) or not row_sums.requires_grad:
         state = "" if row_sums.requires_grad else ", without a gradient"
         raise GramError(
@@ -107,7 +106,7 @@ def _gram_of_separate_rows(row_sums: Tensor, parameters: Sequence[nn.Parameter])
 
 @contextmanager
 def set_aside(parameters: Sequence[nn.Parameter]) -> Iterator[None]:
-    """`.grad` empty inside, and what it was afterwards."""
+    """Within it `.grad` is empty. Afterwards it is what it was."""
     kept = [parameter.grad for parameter in parameters]
     try:
         for parameter in parameters:
@@ -120,7 +119,7 @@ def set_aside(parameters: Sequence[nn.Parameter]) -> Iterator[None]:
 
 @dataclass(frozen=True)
 class Verification:
-    """Largest relative misses over the parameters: of the gradient itself, and of its squared norm by the Gram."""
+    """The largest relative misses over the parameters: of the gradient, and of its squared norm by the Gram."""
 
     gradient: float
     norm: float
@@ -133,7 +132,7 @@ def verify_against_autograd(
     group_sizes: Sequence[int],
     weights: Sequence[float] | Tensor | None = None,
 ) -> Verification:
-    """Compare a measured block with ordinary autograd on the same rows; `.grad` is left as it was.
+    """The misses of a measured block against ordinary autograd on the same rows. `.grad` is left as it was.
 
     row_sums_fn: the forward, returning (rows,). It runs twice from the same random state, and uncompiled, since
     compiled code may round otherwise. weights: one per row, by default `default_weights`, which tell a row from
@@ -147,7 +146,7 @@ def verify_against_autograd(
     weights = default_weights(sum(group_sizes)) if weights is None else weights
     devices = [gram.device] if gram.device.type == "cuda" else []
     with set_aside(parameters):
-        with uncompiled(gram.places):
+        with uncompiled(gram.model.modules()):
             with torch.random.fork_rng(devices=devices):
                 plain_sums, plain = _plain_gradients(row_sums_fn, parameters, weights)
             for parameter in parameters:  # what the forward itself may have left
@@ -160,7 +159,7 @@ def verify_against_autograd(
             raise GramCheckError(
                 f"the measured forward differs from the plain one, by up to {worst:.3g} in a row's sum"
             )
-        tol = GRADIENT_TOL[widest_eps(gram.places.parameters)]
+        tol = GRADIENT_TOL[widest_eps(gram.model.parameters())]
         misses = [
             _compare(name, parameter, grad, m, tol)
             for name, parameter, grad in zip(names, parameters, plain, strict=True)

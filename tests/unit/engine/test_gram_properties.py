@@ -5,11 +5,10 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from grpo_sweeps.engine.gram.forms import prefer_ghost
-from grpo_sweeps.engine.gram.layout import RowLayout, squared_norm
-from grpo_sweeps.engine.gram.partials import Reduction, SlotPlan
+from grpo_sweeps.engine.gram.layout import RowLayout, SlotPlan, squared_norm
+from grpo_sweeps.engine.gram.linear import WeightSums, ghost_gram, prefer_ghost
+from grpo_sweeps.engine.gram.measurement import Reduction
 from grpo_sweeps.engine.gram.recorder import Workspace
-from grpo_sweeps.engine.gram.sums import WeightSums, ghost_gram
 from tests.unit.engine.gram_oracle import VOCABULARY, build, head_sums, measured, pad, plain_sums, relative, trainable
 
 TOL = 1e-11

@@ -5,7 +5,7 @@ import torch
 from torch import nn
 
 from grpo_sweeps.engine.gram import GradientGram, GramError, verify_against_autograd
-from grpo_sweeps.engine.gram import product as product_module
+from grpo_sweeps.engine.gram import patch as patch_module
 from grpo_sweeps.engine.gram import recompute as recompute_module
 from tests.unit.engine.gram_oracle import SUMS, batch, build, oracle_rows, relative, trainable, whole
 
@@ -44,7 +44,7 @@ def test_later_blocks_equal_separate_backward_passes(name, tied, path, monkeypat
         left_out.append(o)
         return torch.full((*x.shape[:-1], o), torch.nan, dtype=x.dtype)
 
-    monkeypatch.setattr(product_module, "unmade", nonsense)
+    monkeypatch.setattr(patch_module, "unmade", nonsense)
     reentrant = count_exchanges(monkeypatch)
     before = functions(model)
     for block in range(3):

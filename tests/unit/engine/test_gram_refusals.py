@@ -7,10 +7,10 @@ from torch import nn
 from grpo_sweeps.engine.gram import GradientGram, GramCheckError, GramError, Measurement, verify_against_autograd
 from grpo_sweeps.engine.gram import embedding as embedding_module
 from grpo_sweeps.engine.gram import layout as layout_module
-from grpo_sweeps.engine.gram.claims import layer_of
+from grpo_sweeps.engine.gram.linear import WeightSums
 from grpo_sweeps.engine.gram.norm import RowWeightRecorder, takes_row_weights
-from grpo_sweeps.engine.gram.partials import Rows
-from grpo_sweeps.engine.gram.sums import WeightSums
+from grpo_sweeps.engine.gram.recorder import Rows
+from grpo_sweeps.engine.gram.uses import layer_of
 from tests.unit.engine.gram_oracle import batch, build, head_sums, measured, plain_sums
 
 WEIGHTS = torch.tensor([0.5, -1.0, 0.0, 2.0], dtype=torch.float64)
@@ -166,7 +166,7 @@ def test_autocast_is_refused():
     [
         (dict(group_sizes=[]), "group_sizes"),
         (dict(group_sizes=[2, 0]), "group_sizes"),
-        (dict(group_sizes=[2], weights=[1.0]), "one weight a row"),
+        (dict(group_sizes=[2], weights=[1.0]), "one weight per row"),
         (dict(group_sizes=[2], weights=[1.0, float("nan")]), "finite"),
     ],
 )

@@ -174,7 +174,7 @@ def test_parts_must_make_up_the_group():
         group.part(3),
     ):
         plain_sums(model, part_of(b, PARTS[0]))
-    with pytest.raises(GramError, match="one weight a row"):
+    with pytest.raises(GramError, match="one weight per row"):
         in_parts(gram, b, weights=WEIGHTS[:3])
 
 

@@ -3,18 +3,10 @@
 import pytest
 import torch
 
-from grpo_sweeps.engine.gram.forms import FORMS, choose_form, prefer_ghost, why_not
-from grpo_sweeps.engine.gram.layout import GramError, RowLayout
-from grpo_sweeps.engine.gram.partials import (
-    MAX_ROWS,
-    Record,
-    Reduction,
-    Rows,
-    SlotPlan,
-    Slots,
-    plan_for,
-    row_tiles,
-)
+from grpo_sweeps.engine.gram.layout import MAX_ROWS, GramError, RowLayout, SlotPlan, plan_for, row_tiles
+from grpo_sweeps.engine.gram.linear import FORMS, choose_form, prefer_ghost, why_not
+from grpo_sweeps.engine.gram.measurement import Reduction
+from grpo_sweeps.engine.gram.recorder import Record, Rows, Slots
 
 CPU, CUDA = torch.device("cpu"), torch.device("cuda")
 
@@ -105,7 +97,7 @@ def test_why_a_form_cannot_be_had():
     assert all(why_not(form, 8, 8, 99, torch.float64, CPU) == "" for form in ("blocks", "ghost"))
     assert why_not("onepass", 8, 8, 4, torch.float64, CUDA) == "onepass does not know torch.float64"
     assert why_not("fused", 8, 8, 4, torch.float32, CUDA) == "fused needs a half type, not torch.float32"
-    assert why_not("fused", 8, 8, 9, torch.bfloat16, CUDA) == "fused takes up to 8 rows a group, not 9"
+    assert why_not("fused", 8, 8, 9, torch.bfloat16, CUDA) == "fused takes up to 8 rows per group, not 9"
     assert why_not("fused", 12, 8, 8, torch.bfloat16, CUDA).startswith("fused needs widths that are multiples of 8")
     assert FORMS == ("auto", "blocks", "onepass", "fused", "ghost")
 

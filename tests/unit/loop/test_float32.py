@@ -12,7 +12,7 @@ import torch
 
 from grpo_sweeps import spectra
 from grpo_sweeps.engine.gram import GradientGram
-from grpo_sweeps.engine.widened import in_float32
+from grpo_sweeps.engine.policy import in_float32
 from grpo_sweeps.loop.rollouts import rollouts_with_advantages
 from grpo_sweeps.loop.scoring import token_log_probs
 from grpo_sweeps.loop.setup import Setup, prepare

@@ -1,2 +1,4 @@
-"""Triton kernels, one file each, imported only where they run (`forms.kernels`): Triton is no dependency of the
-package, and its functions are written in its own dialect (tuples grown by +, no annotations)."""
+"""Kernels, one file each, imported only where they run (`linear.kernels`), and `launch`, which they share.
+
+Triton is no dependency of the package. Its functions are written in its dialect: tuples grow by +, without annotations.
+"""

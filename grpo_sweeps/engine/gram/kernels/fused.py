@@ -17,9 +17,9 @@ from concurrent.futures import Future
 import torch
 from torch import Tensor
 
-from grpo_sweeps.engine.gram.kernels.cuda import Kernel, cached_binary, check, driver
-from grpo_sweeps.engine.gram.kernels.launch import check_trial, multiprocessors
-from grpo_sweeps.engine.gram.partials import SlotPlan
+from grpo_sweeps.engine.gram.kernels.launch import Kernel, cached_binary, check, check_trial, driver, multiprocessors
+from grpo_sweeps.engine.gram.layout import SlotPlan
+from grpo_sweeps.engine.gram.torch_private import raw_stream
 
 # As in fused.cu.
 STAGES = 6
@@ -45,7 +45,7 @@ _lock, _compilers = threading.Lock(), threading.Semaphore(COMPILERS)
 
 
 def compiling(chosen: tuple[str, ...]) -> Future[bytes]:
-    """The compiled variant, or what will become it: NVRTC works beside the interpreter, whose end does not wait."""
+    """The compiled variant, now or later: NVRTC works beside the interpreter, whose end does not wait for it."""
     with _lock:
         if chosen not in _compiled:
             _compiled[chosen] = Future()
@@ -67,7 +67,7 @@ def binary(chosen: tuple[str, ...]) -> bytes:
 
 
 def begin(groups: Sequence[tuple[int, int]], dtype: torch.dtype) -> None:
-    """Begin to compile, in the background, what blocks launch that hold so many groups of so many rows: (R, groups)."""
+    """Begin to compile, in the background, what blocks of these groups launch: (R, groups) each."""
     for R, count in groups:
         several = [(False, True), (True, True), (True, False)] if count > 1 else []
         for first, (read, write) in itertools.product((True, False), [(False, False), *several]):
@@ -108,21 +108,22 @@ def tensor_map(pointer: int, R: int, T: int, width: int, dtype: torch.dtype) -> 
 
 
 def programs(device: torch.device) -> int:
-    """Rows of a `Slots` tensor that this kernel fills: one program a multiprocessor."""
+    """The rows of a `Slots` tensor that this kernel fills: one program per multiprocessor."""
     return multiprocessors(device)
 
 
 def in_order(rows_BTw: Tensor) -> Tensor:
-    """Contiguous and on 16 bytes, as bulk copies want it."""
+    """The rows contiguous and on 16 bytes, as bulk copies need them."""
     if rows_BTw.is_contiguous() and rows_BTw.data_ptr() % 16 == 0:
         return rows_BTw
     return rows_BTw.clone(memory_format=torch.contiguous_format)  # a plain clone keeps the order of a transposed view
 
 
 class Product:
-    """Products and weighted sum of y_b' x_b over the rows b, as `onepass.add_block` makes them of a written block.
+    """The products and the weighted sum of y_b' x_b over the rows b, as `onepass.add_block` makes them of a written
+    block.
 
-    y_BTo, x_BTi: of one half type; first: the slots are written, not added to. Everything that can refuse a shape does
+    y_BTo, x_BTi: of one half type. first: the slots are written, not added to. Everything that can refuse a shape does
     so here, before anything is launched. Raises ValueError for a shape that bulk copies cannot take, CudaError where
     the compiler or the driver refuses one.
     """
@@ -149,7 +150,7 @@ class Product:
 
     def add(self, weights_B: Tensor, grad_oi: Tensor, total: Tensor | None, slots: Tensor) -> None:
         """grad_oi: contiguous, on 16 bytes; total: (o i,) float32, needed for several units."""
-        column_bytes, stream = slots.element_size(), torch._C._cuda_getCurrentRawStream(self.y.device.index)
+        column_bytes, stream = slots.element_size(), raw_stream(self.y.device)
         for part, maps, one in zip(self.plan.launches, self.maps, self.variants, strict=True):
             with one.lock:
                 one.parameters[0], one.parameters[1] = maps[0][0], maps[1][0]

@@ -1,5 +1,5 @@
-"""Triton kernel: the rows' gradients of a norm's weight, sum over t of gy * normalised(x), and of its bias, sum over t
-of gy, in one read of x and gy."""
+"""Triton kernel for the rows' gradients of a norm's weight, sum over t of gy * normalised(x), and of its bias, sum over
+t of gy, in one read of x and gy."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ def warps(block: int) -> int:
 
 
 def add_rows(x_BTH: Tensor, gy_BTH: Tensor, eps: float, centred: bool, bias: bool = False) -> Tensor:
-    """(B, H) float32, or (B, 2, H) with those of the bias."""
+    """The rows' gradients of the weight, (B, H) float32, or (B, 2, H) with those of the bias."""
     x, gy = (t if t.stride(-1) == 1 else t.contiguous() for t in (x_BTH, gy_BTH))
     B, T, H = x.shape
     if T == 0:
@@ -72,7 +72,7 @@ def add_rows(x_BTH: Tensor, gy_BTH: Tensor, eps: float, centred: bool, bias: boo
     constants = dict(CENTRED=centred, BIAS=bias, BLOCK=block, TOKENS=TOKENS)
     if aligned((*strides, H, x, gy)):
         launch((B, chunks, 1), arguments, constants, warps(block), x.device, x.dtype)
-    else:  # a variant of its own for each alignment, found by Triton
+    else:  # Triton finds the variant of each alignment
         norm_rows[(B, chunks)](*arguments, **constants, num_warps=warps(block))
     return out.sum(1)
 

@@ -1,8 +1,8 @@
 """Triton kernels: one pass over a block of per-row gradients takes its Gram and writes its weighted sum.
 
 The block, (rows, n, m) as a batched product left it, is read once. A thread holds E neighbouring columns of every row
-and adds their products to its own float32 sums, which are reduced once a launch; sums over programs and launches are
-float64 (`partials.Slots`), each program in its own slot, so that results do not depend on the order of execution.
+and adds their products to its float32 sums, which are reduced once per launch. Sums over programs and launches are
+float64 (`recorder.Slots`), each program in its slot, so that results do not depend on the order of execution.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import triton.language as tl
 from torch import Tensor
 
 from grpo_sweeps.engine.gram.kernels.launch import Launcher, aligned, check_trial, multiprocessors
-from grpo_sweeps.engine.gram.partials import TILE_ROWS, Launch, SlotPlan
+from grpo_sweeps.engine.gram.layout import TILE_ROWS, Launch, SlotPlan
 
 WARPS = 4
 THREADS = 32 * WARPS
@@ -130,21 +130,22 @@ launch_gram, launch_cross = Launcher(gram_pass), Launcher(cross_pass)
 
 
 def _start(launcher: Launcher, arguments: Sequence[Any], constants: dict[str, Any], slots: Tensor) -> None:
-    """One program a row of `slots`."""
+    """Launch one program per row of `slots`."""
     rows: Tensor = arguments[0]
     if aligned(arguments):
         launcher((slots.shape[0], 1, 1), arguments, constants, WARPS, rows.device, rows.dtype)
-    else:  # a variant of its own for each alignment, found by Triton
+    else:  # Triton finds the variant of each alignment
         launcher.kernel[(slots.shape[0],)](*arguments, **constants, num_warps=WARPS)
 
 
 def programs(device: torch.device) -> int:
-    """Rows of a `Slots` tensor that these kernels fill."""
+    """The rows of a `Slots` tensor that these kernels fill."""
     return PROGRAMS_PER_SM * multiprocessors(device)
 
 
 def elements(rows: int, dtype: torch.dtype) -> int:
-    """Neighbouring columns a thread takes: 16 bytes of each row, less where many rows would overflow its registers."""
+    """The neighbouring columns that a thread takes: 16 bytes of each row, less where many rows would overflow its
+    registers."""
     return min(16 // dtype.itemsize, 8 if rows <= TILE_ROWS else 4)
 
 

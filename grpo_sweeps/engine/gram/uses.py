@@ -1,29 +1,31 @@
-"""Which module claims which trainable parameter: exactly one claim each, or a refusal that names it.
+"""Which module uses which trainable parameter: one use each (two of a tied weight), or a refusal that names it.
 
-What is known: nn.Linear, transformers' Conv1D, nn.Embedding (one of each may share a weight: a tied head), norm
-layers with a weight of shape (H,). LoRA needs nothing of its own: peft's factors are nn.Linear modules, and frozen
+Known are nn.Linear, transformers' Conv1D, nn.Embedding (an embedding and an nn.Linear may share a weight: a tied head)
+and norm layers with a weight of shape (H,). LoRA needs no code here: peft's factors are nn.Linear modules, and frozen
 parameters are skipped.
 """
 
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
+import torch
 from torch import nn
 
 from grpo_sweeps.engine.gram.layout import GramError
 from grpo_sweeps.engine.gram.norm import takes_row_weights
+from grpo_sweeps.engine.gram.torch_private import WRAPPED, BatchNorm, parameters_of
 
 Kind = Literal["linear", "conv1d", "embedding", "layer_norm", "rms_norm", "row_norm", "bias"]
 COVERED = "nn.Linear, Conv1D, nn.Embedding, layer norms and RMS norms"
 
 
 @dataclass(frozen=True)
-class Claim:
-    """One use of one trainable parameter."""
+class ParameterUse:
+    """One module's use of one trainable parameter."""
 
     name: str
     parameter: nn.Parameter
@@ -33,51 +35,51 @@ class Claim:
     kind: Kind
 
 
-def claim_parameters(model: nn.Module) -> list[Claim]:
-    """Every trainable parameter's use or, for a tied weight, two uses. Raises GramError naming what is not covered."""
-    refuse_couplings(model)
+def claim_parameters(model: nn.Module) -> list[ParameterUse]:
+    """The use of every trainable parameter, two uses of a tied weight. Raises GramError naming what is not covered."""
+    refuse_couplings(model, dict(model.named_modules()))
     names = {id(parameter): plain_name(name) for name, parameter in model.named_parameters()}
     if len(set(names.values())) < len(names):
         raise GramError("two parameters have the same name once torch.compile's _orig_mod is left out")
-    claims: dict[int, list[Claim]] = {}
+    found: dict[int, list[ParameterUse]] = {}
     for module_name, module in model.named_modules():
-        for attribute, parameter in module._parameters.items():
+        for attribute, parameter in parameters_of(module).items():
             if parameter is None or not parameter.requires_grad:
                 continue
             name = names[id(parameter)]
             refuse_storage(name, parameter)
             kind = kind_of(name, module_name, module, attribute)
-            claim = Claim(name, parameter, plain_name(module_name), module, attribute, kind)
-            claims.setdefault(id(parameter), []).append(claim)
-    for uses in claims.values():
+            use = ParameterUse(name, parameter, plain_name(module_name), module, attribute, kind)
+            found.setdefault(id(parameter), []).append(use)
+    for uses in found.values():
         refuse_sharing(uses)
-    if not claims:
+    if not found:
         raise GramError("the model has no trainable parameter: nothing to measure")
-    refuse_devices(claims)
-    return [claim for uses in claims.values() for claim in uses]
+    every = [use for uses in found.values() for use in uses]
+    refuse_devices(every)
+    return every
 
 
 def kind_of(name: str, module_name: str, module: nn.Module, attribute: str) -> Kind:
-    """How the module uses the parameter, or GramError."""
+    """The way in which the module uses the parameter. Raises GramError where it is not covered."""
     where = f"parameter {name} of module {module_name or '(the model itself)'} ({type(module).__name__})"
     if "forward" in module.__dict__:
         raise GramError(f"{where}: the module's forward was replaced on the instance, so what it computes is unknown")
     if attribute not in ("weight", "bias"):
         raise GramError(
-            f"{where} is not covered; known are {COVERED}. Freeze it with requires_grad_(False) or extend "
-            "claims.kind_of"
+            f"{where} is not covered; known are {COVERED}. Freeze it with requires_grad_(False) or extend uses.kind_of"
         )
     kind = weight_kind(where, module)
     if kind is None or (attribute == "bias" and kind in ("embedding", "rms_norm", "row_norm")):
         raise GramError(
-            f"{where} is not covered; known are {COVERED}. Freeze it with requires_grad_(False) or extend "
-            "claims.kind_of"
+            f"{where} is not covered; known are {COVERED}. Freeze it with requires_grad_(False) or extend uses.kind_of"
         )
     return "bias" if attribute == "bias" else kind
 
 
 def weight_kind(where: str, module: nn.Module) -> Kind | None:
-    """The kind by the forward that will run, not by the class alone: a subclass may compute something else."""
+    """The kind of the module's weight, None where it is not covered. The forward that will run decides, not the class
+    alone: a subclass may compute something else."""
     forward = type(module).forward
     if forward is nn.Linear.forward:
         return "linear"
@@ -104,16 +106,67 @@ def _is_conv1d(module: nn.Module) -> bool:
 
 
 def _is_layer_norm_1p(module: nn.Module) -> bool:
-    """Nemotron's layer norm with weight + 1: the weight's gradient is that of a plain layer norm."""
+    """Whether it is Nemotron's layer norm with weight + 1, whose weight's gradient is that of a plain layer norm."""
     nemotron = sys.modules.get("transformers.models.nemotron.modeling_nemotron")
     return nemotron is not None and type(module) is nemotron.NemotronLayerNorm1P
 
 
-def refuse_couplings(model: nn.Module) -> None:
-    """Refuse what makes a row's gradient depend on other rows, or hides the modules that would be measured."""
-    for name, module in model.named_modules():
+@dataclass(frozen=True)
+class Held:
+    """One place where a module holds a parameter, and whether the parameter trains."""
+
+    name: str
+    parameter: nn.Parameter
+    module: nn.Module
+    attribute: str
+    trains: bool
+
+
+def held_parameters(model: nn.Module) -> list[Held]:
+    """Every place where the model holds a parameter; a shared parameter has its first name at each of them."""
+    names = {id(parameter): plain_name(name) for name, parameter in model.named_parameters()}
+    return [
+        Held(names[id(parameter)], parameter, module, attribute, parameter.requires_grad)
+        for module in model.modules()
+        for attribute, parameter in parameters_of(module).items()
+        if parameter is not None
+    ]
+
+
+def refuse_changes(modules: Iterable[nn.Module], held: Sequence[Held], device: torch.device) -> None:
+    """Compare the modules of a model with what was `held` on `device` when it was claimed.
+
+    Modules that torch.compile put around others are no change. Raises GramError where a parameter was frozen, unfrozen,
+    replaced or moved, and where the model gained or lost parameters.
+    """
+    now = {
+        (module, attribute): parameter
+        for module in modules
+        for attribute, parameter in parameters_of(module).items()
+        if parameter is not None
+    }
+    for was in held:
+        parameter = now.get((was.module, was.attribute))
+        if parameter is not was.parameter or parameter.requires_grad != was.trains:
+            raise GramError(
+                f"parameter {was.name} was frozen, unfrozen or replaced since GradientGram was made: make a new one"
+            )
+        if was.trains and parameter.device != device:
+            raise GramError(
+                f"parameter {was.name} moved to {parameter.device} since GradientGram was made: make a new one"
+            )
+    if len(now) != len(held):
+        raise GramError("the model gained or lost parameters since GradientGram was made: make a new one")
+
+
+def refuse_couplings(model: nn.Module, modules: Mapping[str, nn.Module]) -> None:
+    """Refuse what makes a row's gradient depend on other rows, or hides the modules that would be measured.
+
+    modules: the model's `named_modules`.
+    """
+    for name, module in modules.items():
         kind = type(module).__name__
-        if isinstance(module, nn.modules.batchnorm._BatchNorm):
+        if isinstance(module, BatchNorm):
             raise GramError(f"module {name} ({kind}) takes statistics over the batch: rows of the batch interact")
         if kind == "FullyShardedDataParallel":
             raise GramError(f"module {name or '(the model itself)'} is a {kind}: pass the plain module that it wraps")
@@ -124,6 +177,7 @@ def refuse_couplings(model: nn.Module) -> None:
 
 
 def refuse_storage(name: str, parameter: nn.Parameter) -> None:
+    """Refuse a parameter that is sharded, sparse, no float or on no device."""
     if hasattr(parameter, "device_mesh"):
         raise GramError(f"parameter {name} is sharded (DTensor): the gradients of sharded parameters are not covered")
     if not parameter.is_floating_point() or parameter.is_sparse or parameter.device.type == "meta":
@@ -133,8 +187,8 @@ def refuse_storage(name: str, parameter: nn.Parameter) -> None:
         )
 
 
-def refuse_sharing(uses: list[Claim]) -> None:
-    """A parameter has one use, or two: an embedding's weight that is also a linear head's."""
+def refuse_sharing(uses: list[ParameterUse]) -> None:
+    """Refuse a shared parameter, but for an embedding's weight that is also a linear head's."""
     if len(uses) == 1 or sorted(use.kind for use in uses) == ["embedding", "linear"]:
         return
     where = " and ".join(f"{use.module_name} ({type(use.module).__name__})" for use in uses)
@@ -143,24 +197,20 @@ def refuse_sharing(uses: list[Claim]) -> None:
     )
 
 
-def refuse_devices(claims: dict[int, list[Claim]]) -> None:
-    first = next(iter(claims.values()))[0]
-    for use in _flat(claims):
+def refuse_devices(uses: list[ParameterUse]) -> None:
+    """Refuse a model whose parameters are on several devices."""
+    first = uses[0]
+    for use in uses:
         if use.parameter.device != first.parameter.device:
             raise GramError(
                 f"parameter {use.name} is on {use.parameter.device}, {first.name} on {first.parameter.device}: "
-                "one device a model is covered"
+                "one device per model is covered"
             )
 
 
-def _flat(claims: dict[int, list[Claim]]) -> Iterator[Claim]:
-    for uses in claims.values():
-        yield from uses
-
-
 def plain_name(name: str) -> str:
-    """A parameter's or module's name without the `_orig_mod` of the modules that torch.compile wraps around others."""
-    return ".".join(part for part in name.split(".") if part != "_orig_mod") if "_orig_mod" in name else name
+    """The parameter's or module's name without the `_orig_mod` of modules that torch.compile wraps around others."""
+    return ".".join(part for part in name.split(".") if part != WRAPPED) if WRAPPED in name else name
 
 
 def layer_of(name: str) -> str:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+
 import pytest
 import torch
 from torch import nn
@@ -60,6 +62,16 @@ def test_rows_that_come_to_interact_are_refused():
         run(gram, model)
 
 
+def test_a_model_that_comes_to_hold_a_loss_over_all_rows_is_refused():
+    model = Net()
+    model.config = SimpleNamespace(output_router_logits=False)
+    gram = GradientGram(model)
+    run(gram, model)
+    model.config.output_router_logits = True
+    with pytest.raises(GramError, match="adds a load-balancing loss over all rows"):
+        run(gram, model)
+
+
 def test_a_change_that_is_undone_is_no_change():
     model = Net()
     gram = GradientGram(model)
@@ -81,7 +93,7 @@ def test_values_may_change_and_dtypes():
     model[3].weight.data = model[3].weight.data + 1
     assert relative(run(gram, model), run(GradientGram(model), model)) < 1e-14
     model.float()
-    assert run(gram, model).dtype == torch.float64 and gram.places.parameters[0].dtype == torch.float32
+    assert run(gram, model).dtype == torch.float64 and gram.held[0].parameter.dtype == torch.float32
 
 
 def test_the_callers_weights_may_change_before_the_results_are_read():
