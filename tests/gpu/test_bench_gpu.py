@@ -44,7 +44,7 @@ def test_a_real_lack_of_memory_is_a_row_and_is_given_back(monkeypatch, tmp_path)
     assert main(words) == 0
     rows = json.loads(path.read_text())["subjects"]
     assert rows["stock"]["failed"].startswith("OutOfMemoryError") and rows["plain"]["ms"]["median"] > 0
-    assert torch.cuda.memory_allocated() <= before + 2**26  # workspaces of the libraries may stay
+    assert torch.cuda.memory_allocated() <= before + 2**27  # workspaces of the libraries may stay: 64 MiB and more
 
 
 def test_growth_and_error_run_there(tmp_path):
