@@ -97,16 +97,6 @@ def number(text: str) -> Decimal | None:
     return _only(_prepare(text))
 
 
-def strict_number(completion: str) -> Decimal | None:
-    """The strict answer of the module's docstring; None when there is none or it is no plain number."""
-    return _strict(_prepare(completion))
-
-
-def flexible_number(completion: str) -> Decimal | None:
-    """The flexible answer of the module's docstring; None when there is none."""
-    return _flexible(_prepare(completion))
-
-
 def _prepare(text: str) -> str:
     text = _said(text.replace("\r\n", "\n"))
     run_on = RUN_ON.search(text)

@@ -11,12 +11,8 @@ from numpy.typing import ArrayLike
 
 from grpo_sweeps.spectra.ranks import (
     Array,
-    checked,
     effective_rank,
-    eigenvalues,
     entropy_rank,
-    graded_error,
-    weighted_gram,
 )
 
 EPS = {"float64": 2.0**-52, "float32": 2.0**-23, "float16": 2.0**-10, "bfloat16": 2.0**-7}
@@ -66,31 +62,18 @@ _LEVELS: dict[Callable[[ArrayLike], Any], Callable[[Array], Array]] = {
 }
 
 
-def floor_interval(
-    gram_RR: ArrayLike,
-    weights_R: ArrayLike | None = None,
-    floor: ArrayLike = 0.0,
-    quantity: Callable[[ArrayLike], Any] = effective_rank,
-) -> tuple[Array, Array]:
-    """Least and greatest value that `quantity` (effective_rank or entropy_rank) can have, given K's own precision.
-
-    Eigenvalue e_j is known to +-delta_j (`eigenvalue_error`), so s_j lies in [sqrt(max(0, e_j - delta_j)), sqrt(e_j +
-    delta_j)]. Both quantities first grow and then fall in each s_j, so the minimum is at a corner of that box, with the
-    largest values at their upper and the rest at their lower ends. Their super-level sets are convex, so the maximum
-    brings every s_j as near as it may to one common level, found by bisection. Rows of zero weight add nothing. Shape
-    (...) each.
-    """
-    gram = weighted_gram(checked(gram_RR), weights_R)
-    R = gram.shape[-1]
-    eigenvalues_R = eigenvalues(gram)
-    weights = np.ones(R) if weights_R is None else np.asarray(weights_R, dtype=np.float64)
-    return interval_of(eigenvalues_R, graded_error(eigenvalues_R, gram, floor), (weights != 0).sum(axis=-1), quantity)
-
-
 def interval_of(
     eigenvalues_R: Array, error_R: Array, active: ArrayLike, quantity: Callable[[ArrayLike], Any] = effective_rank
 ) -> tuple[Array, Array]:
-    """`floor_interval` from eigenvalues known to +-`error_R`, of which the first `active` belong to rows not empty."""
+    """Least and greatest value that `quantity` (effective_rank or entropy_rank) can have, given K's own precision.
+
+    Eigenvalue e_j is known to +-delta_j (`ranks.eigenvalue_error`), so s_j lies in [sqrt(max(0, e_j - delta_j)),
+    sqrt(e_j + delta_j)]. Both quantities first grow and then fall in each s_j, so the minimum is at a corner of that
+    box, with the largest values at their upper and the rest at their lower ends. Their super-level sets are convex, so
+    the maximum brings every s_j as near as it may to one common level, found by bisection. Shape (...) each.
+
+    active: how many rows have a weight; rows of zero weight add nothing.
+    """
     R = eigenvalues_R.shape[-1]
     inside_R = np.arange(R) < np.asarray(active)[..., None]
     low_R = np.where(inside_R, np.sqrt(np.clip(eigenvalues_R - error_R, 0.0, None)), 0.0)

@@ -11,7 +11,7 @@ import pytest
 
 from grpo_sweeps.config import RunConfig
 from grpo_sweeps.loop.setup import Setup
-from grpo_sweeps.rewards.parsing import MARKER, strict_number, verdict
+from grpo_sweeps.rewards.parsing import MARKER, verdict
 from grpo_sweeps.types import Problem
 from tests.composing import run_config as configured
 
@@ -34,7 +34,7 @@ def test_the_prompt_asks_for_the_strict_answer(task: str, model: str) -> None:
         return  # the embedded model's, which has learnt the form
     assert f"{MARKER} " in text and "number" in text
     examples = re.findall(rf"^{MARKER}.*$", text, flags=re.MULTILINE)
-    assert all(strict_number(line) is not None for line in examples)
+    assert all(verdict(line, line.removeprefix(MARKER).strip()).strict for line in examples)
     assert examples or re.search(rf"last line .*{MARKER} followed by the number", text)
     for a, sign, b, result in re.findall(r"(\d+) ([*+-]) (\d+) = (\d+)", text):
         assert int(result) == {"*": int(a) * int(b), "+": int(a) + int(b), "-": int(a) - int(b)}[sign]

@@ -24,11 +24,12 @@ from grpo_sweeps.report.read.query import load_sweep
 from grpo_sweeps.report.tables.pooled import pooled, usable_groups
 from grpo_sweeps.spectra import effective_rank, eigenvalue_error, eigenvalues, summary
 from grpo_sweeps.spectra.equal import same_as_by_cosine
-from grpo_sweeps.spectra.floor import floor_interval, tolerance
+from grpo_sweeps.spectra.floor import tolerance
 from grpo_sweeps.spectra.records import is_older, own_precision, spectral_metrics
 from grpo_sweeps.tracking.local import LocalRecord, read_groups
 from grpo_sweeps.tracking.status import RunStatus, write_status
 from grpo_sweeps.types import GroupRecord
+from tests.floors import floor_interval
 from tests.unit.report.conftest import config_of, undrawn
 
 __all__ = ["undrawn"]

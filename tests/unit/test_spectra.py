@@ -34,7 +34,8 @@ from grpo_sweeps.spectra import (
     unit_rows,
     weighted_gram,
 )
-from grpo_sweeps.spectra.floor import energy_intervals, floor_interval
+from grpo_sweeps.spectra.floor import energy_intervals
+from tests.floors import floor_interval
 
 SEEDS = st.integers(0, 2**32 - 1)
 

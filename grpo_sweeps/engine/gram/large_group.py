@@ -148,11 +148,6 @@ class LargeGroup(Measurement):
         self._versions = self._parameter_versions()
         self._device = layout.weights_B.device
 
-    @property
-    def kept_bytes(self) -> int:
-        """Bytes of inputs and output gradients that were kept."""
-        return self._store.bytes
-
     @contextmanager
     def part(self, rows: int) -> Iterator[Measurement]:
         """Open a block for the next `rows` rows of the group, as `GradientGram.measure` does."""

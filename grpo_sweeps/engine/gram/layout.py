@@ -97,12 +97,8 @@ class RowLayout:
         """The rows of each unit."""
         return back_to_back(self.unit_sizes)
 
-    @functools.cached_property
-    def flat_size(self) -> int:
-        return sum(size * size for size in self.unit_sizes)
-
     def flat(self, grams: Sequence[Tensor]) -> Tensor:
-        """Unit Grams as one float64 vector (flat_size,)."""
+        """Unit Grams as one float64 vector (flat_size,): as many entries as the units' squared sizes add up to."""
         return torch.cat([gram.reshape(-1) for gram in grams]).to(torch.float64)
 
     def unflat(self, flat: Tensor) -> list[Tensor]:

@@ -128,7 +128,7 @@ def test_what_is_kept_is_what_the_docstring_says():
     embedding = H + 1  # and its ids
     head = H + 3
     group = in_parts(GradientGram(model), b, SUMS["head"], parts, WEIGHTS[:6])
-    assert group.kept_bytes == 8 * (tokens * (2 * layer + embedding) + scored * head)
+    assert group._store.bytes == 8 * (tokens * (2 * layer + embedding) + scored * head)
 
 
 @pytest.mark.parametrize("room", [0, 30, 10**6])

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from grpo_sweeps.rewards import parsing
-from grpo_sweeps.rewards.parsing import flexible_number, number, strict_number, verdict
+from grpo_sweeps.rewards.parsing import _flexible, _prepare, _strict, number, verdict
 from grpo_sweeps.types import Verdict
 
 TASKS = Path(parsing.__file__).parents[2] / "conf" / "task"
@@ -245,8 +245,8 @@ def test_table(completion: str, answer: str, expected: Verdict) -> None:
 
 
 def test_values() -> None:
-    assert strict_number("#### $1,234.50 a month") == Decimal("1234.5")
-    assert flexible_number("from 3 to 1,234.50.") == Decimal("1234.5")
+    assert _strict(_prepare("#### $1,234.50 a month")) == Decimal("1234.5")
+    assert _flexible(_prepare("from 3 to 1,234.50.")) == Decimal("1234.5")
     assert number("$1,234.50") == Decimal("1234.5")
     assert number("3-5") is None
     assert number("none") is None
@@ -300,8 +300,8 @@ def test_never_raises(completion: str) -> None:
 @settings(max_examples=300, deadline=None)
 @given(HOSTILE)
 def test_flexible_is_strict_where_nothing_is_boxed(completion: str) -> None:
-    strict = strict_number(completion)
-    assert "box" in completion or strict is None or flexible_number(completion) == strict
+    strict = _strict(_prepare(completion))
+    assert "box" in completion or strict is None or _flexible(_prepare(completion)) == strict
 
 
 @pytest.mark.parametrize("text", ["It is 18.", "#### 18", r"\boxed{18}"])
@@ -361,7 +361,7 @@ NO_ONE_NUMBER = [
 
 @pytest.mark.parametrize("text", NO_ONE_NUMBER)
 def test_a_range_a_choice_and_a_part_of_a_number_are_no_strict_answer(text):
-    assert strict_number(f"#### {text}") is None
+    assert _strict(_prepare(f"#### {text}")) is None
     assert not verdict(f"#### {text}", "18").strict and not verdict(f"#### {text}", "18").flexible
 
 
