@@ -109,7 +109,15 @@ def test_models_are_those_of_the_paper_and_more() -> None:
 @pytest.mark.parametrize("path", [path for path in GROUPS if path.parts[0] == "model"], ids=group_of)
 def test_instruction_tuned_models_use_their_chat_template(path: Path) -> None:
     model = composed(group_of(path)).model
-    assert model.name == path.name and model.chat_template == (path.name != "tiny")
+    tuned = "Instruct" in model.path or "Nemotron-Nano" in model.path
+    assert model.name == path.name and model.chat_template == tuned
+
+
+@pytest.mark.parametrize("path", [path for path in GROUPS if path.parts[0] == "model"], ids=group_of)
+def test_pretrained_models_choose_long_rollouts_and_their_trainer(path: Path) -> None:
+    found, wanted = composed(group_of(path)), composed("rollout=long", "trainer=pretrained")
+    pretrained = found.rollout == wanted.rollout and found.trainer.lr == wanted.trainer.lr
+    assert pretrained == (path.name != "tiny")
 
 
 def test_schema_and_files_have_the_same_defaults_keys() -> None:

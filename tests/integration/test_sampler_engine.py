@@ -61,7 +61,7 @@ class WholeForward:
             whole = self.policy.tokenizer.decode(drawn, skip_special_tokens=True)
             ended = token in self.policy.eos_ids or any(text in whole for text in stop)
         text = completion_text(self.policy.tokenizer, drawn, stop)
-        return Rollout(tuple(prompt), tuple(drawn), text, np.float32(logprobs), not ended)
+        return Rollout(tuple(prompt), tuple(drawn), text, np.array(logprobs, dtype=np.float32), not ended)
 
 
 class NoSample:
@@ -114,7 +114,7 @@ def test_a_run_draws_by_it_what_eager_draws(tmp_path: Path, monkeypatch: pytest.
 @pytest.mark.parametrize(
     ("engine", "words"),
     [
-        ("fast", "rollout.engine=fast: choose one of auto, eager, or give the dotted path of a class"),
+        ("fast", "rollout.engine=fast: choose one of auto, eager.* or give the dotted path of a class"),
         ("no_such_module.Sampler", r"rollout.engine=no_such_module.Sampler: cannot be imported \(No module"),
         (f"{HERE}.Missing", "cannot be imported"),
         (f"{HERE}.NoSample", "has no method sample"),

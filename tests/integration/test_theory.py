@@ -9,6 +9,7 @@ import pytest
 import torch
 
 from grpo_sweeps import theory
+from grpo_sweeps.paper import STATEMENTS
 
 pytestmark = pytest.mark.integration
 
@@ -27,7 +28,7 @@ def report(tmp_path_factory):
 
 def test_every_claim_is_in_the_table_and_on_the_page(report):
     rows = list(csv.DictReader((report / "claims.csv").open()))
-    assert [row["id"] for row in rows] == [*(f"C{n}" for n in range(1, 16)), "U1"]
+    assert [row["id"] for row in rows] == list(STATEMENTS)
     page = (report / "index.html").read_text()
     assert all(f'id="{row["id"]}"' in page for row in rows)
     assert len((report / "claims.md").read_text().splitlines()) == len(rows) + 2
