@@ -78,7 +78,7 @@ def exact(e: Enumeration, every: int = 1) -> Values:
 def test_credit_is_vines_and_the_exact_one(e: Enumeration) -> None:
     values = exact(e)
     rewards, before, mask = (x[None] for x in (e.token_rewards_NT, e.values_NT, e.mask_NT))
-    np.testing.assert_allclose(values.advantages_NK, vine(rewards, before, mask)[0].numpy(), atol=1e-12)
+    np.testing.assert_allclose(values.advantages_NK, vine(rewards, before, mask)[0], atol=1e-12)
     np.testing.assert_allclose(values.advantages_NK, e.advantages_NT.numpy(), atol=1e-12)
 
 

@@ -48,7 +48,7 @@ def test_slots_and_rows_give_the_flat_gram(sizes, cross):
     expected = torch.cat([*(gram.flatten() for gram in grams), total.square().sum().reshape(1)])
     slots = Slots(slots_as_a_kernel_would(rows, layout, plan))
     found = Reduction([Record(expected), slots, Rows(rows, total), slots], [0, 1, 2, 3], layout, plan).read(4)
-    assert found.shape == (4, layout.flat_size + 1)
+    assert found.shape == (4, sum(size * size for size in layout.unit_sizes) + 1)
     for row in found:
         assert torch.allclose(row, expected, rtol=1e-12, atol=1e-12)
 
