@@ -1,5 +1,5 @@
 """Typed configuration of a run. `schema` holds the dataclasses and their written form, `checks` what types cannot say,
-`functions` finds a task, a reward or an estimator by its dotted path, `registration` tells Hydra of the schema.
+`functions` finds a task, a reward, an estimator or a sampler engine by its dotted path.
 
 The names below come from `schema`, which needs neither Hydra nor torch.
 """

@@ -18,13 +18,13 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
+from grpo_sweeps.config.functions import LENGTHS, SAMPLERS, load_function, sampler_class
 from grpo_sweeps.config.schema import FunctionConfig, ModelConfig, RunConfig, flatten, shown, to_mapping
 from grpo_sweeps.estimators.declared import paths
 from grpo_sweeps.types import ConfigError, TaskData
 
 DTYPES = ("float32", "bfloat16", "float16", "float64")
 ATTENTIONS = ("sdpa", "eager")
-ENGINES = ("auto", "eager")
 AGGREGATIONS = ("sum", "length", "token_mean", "constant")
 SCHEDULES = ("constant", "linear", "cosine")
 ANALYSIS_GROUPS = ("mixed", "all")
@@ -87,13 +87,11 @@ def check_sweep_name(name: str) -> None:
 def check_functions(config: RunConfig) -> None:
     """Import task, reward, estimator and a sampler engine of the user's own, and check that they take the keys they are
     given. May import torch."""
-    from grpo_sweeps.config.functions import LENGTHS, load_function, sampler_class
-
     functions = (("task", config.task.function, 0), ("reward", config.reward, 3), ("estimator", config.estimator, 1))
     for key, function, positional in functions:
         offered = (LENGTHS,) if key == "estimator" else ()
         _check_types(load_function(function, key, positional, offered), function, key)
-    if config.rollout.engine not in ENGINES:
+    if config.rollout.engine not in SAMPLERS:
         sampler_class(config.rollout.engine)
 
 
@@ -108,8 +106,6 @@ def check_tasks(configs: Iterable[RunConfig]) -> None:
 
 
 def _load_task(function: FunctionConfig) -> TaskData:
-    from grpo_sweeps.config.functions import load_function
-
     try:
         data = load_function(function, "task", 0)()
     except ConfigError:
@@ -303,9 +299,9 @@ def _check_rollout_and_analysis(config: RunConfig) -> None:
         )
     _at_least("rollout.max_new_tokens", rollout.max_new_tokens, 1)
     _at_least("rollout.batch", rollout.batch, 1)
-    if rollout.engine not in ENGINES and "." not in rollout.engine:  # a dotted path is imported after these checks
+    if rollout.engine not in SAMPLERS and "." not in rollout.engine:  # a dotted path is imported after these checks
         own = "or give the dotted path of a class, such as rollout.engine=my_module.MySampler"
-        _fail("rollout.engine", rollout.engine, f"choose one of {', '.join(ENGINES)}, {own}")
+        _fail("rollout.engine", rollout.engine, f"choose one of {', '.join(SAMPLERS)}, {own}")
     for key in ("every", "check_every", "keep_completions_every", "update_every", "compare_float32"):
         _at_least(f"analysis.{key}", getattr(analysis, key), 0)
     _one_of("analysis.groups", analysis.groups, ANALYSIS_GROUPS)

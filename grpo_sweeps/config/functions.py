@@ -1,4 +1,4 @@
-"""Functions by dotted path: finds a task, a reward or an estimator, built in or the user's own."""
+"""Functions and classes by dotted path: finds a task, a reward, an estimator or a sampler engine, built in or a user's."""
 
 from __future__ import annotations
 
@@ -11,6 +11,10 @@ from typing import Any
 from grpo_sweeps.config.schema import FunctionConfig
 from grpo_sweeps.estimators.foreign import LENGTHS, on_arrays, takes_lengths
 from grpo_sweeps.types import Array, ConfigError, EstimatorFunction
+
+EAGER = "grpo_sweeps.engine.samplers.eager.EagerSampler"
+SAMPLERS = {"auto": EAGER, "eager": EAGER}
+"""The built-in choices of `rollout.engine`."""
 
 
 def load_estimator(config: FunctionConfig) -> EstimatorFunction:
@@ -75,13 +79,15 @@ def load_function(
 
 
 def sampler_class(engine: str) -> Any:
-    """The class behind a dotted path that `rollout.engine` gives, for which see `engine.samplers.SamplerEngine`.
+    """The class that `rollout.engine` names, a built-in choice or a dotted path; see `engine.samplers.SamplerEngine`.
 
     Raises:
         ConfigError: when it cannot be imported, or has no `sample`.
     """
     said = f"rollout.engine={engine}"
-    found = imported(engine, said, "the dotted path of a class, such as my_module.MySampler, is needed")
+    found = imported(
+        SAMPLERS.get(engine, engine), said, "the dotted path of a class, such as my_module.MySampler, is needed"
+    )
     if not callable(getattr(found, "sample", None)):
         raise ConfigError(f"{said}: has no method sample; see grpo_sweeps.engine.samplers.SamplerEngine")
     return found

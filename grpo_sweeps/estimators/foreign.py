@@ -48,6 +48,7 @@ def on_arrays(function: Callable[..., Any]) -> Callable[..., Any]:
     def called(*arrays: Any, **keywords: Any) -> Any:
         given = {name: torch.from_numpy(value) if name == LENGTHS else value for name, value in keywords.items()}
         found = function(*(torch.from_numpy(array) for array in arrays), **given)
-        return found.detach().cpu().numpy() if isinstance(found, torch.Tensor) else found
+        # numpy has no bfloat16; float64 holds every value of the narrower types
+        return found.detach().cpu().double().numpy() if isinstance(found, torch.Tensor) else found
 
     return called

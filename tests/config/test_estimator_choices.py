@@ -54,6 +54,11 @@ def tensors_in(rewards_GR, lengths_GR):  # type: ignore[no-untyped-def]
     return rewards_GR.masked_fill(lengths_GR > 1, 7.0)
 
 
+def narrow(rewards_GR: Tensor) -> Tensor:
+    """In a type that numpy does not have."""
+    return rewards_GR.bfloat16()
+
+
 def lengths_first(lengths_GR: Tensor, rewards_GR: Tensor) -> Tensor:
     return rewards_GR
 
@@ -61,7 +66,7 @@ def lengths_first(lengths_GR: Tensor, rewards_GR: Tensor) -> Tensor:
 @pytest.fixture(autouse=True)
 def own_estimators(monkeypatch: pytest.MonkeyPatch) -> None:
     module = types.ModuleType("own_estimators")
-    for function in (of_rewards, of_both, if_there, any_keys, arrays_in, tensors_in, lengths_first):
+    for function in (of_rewards, of_both, if_there, any_keys, arrays_in, tensors_in, narrow, lengths_first):
         setattr(module, function.__name__, function)
     monkeypatch.setitem(sys.modules, "own_estimators", module)
 
@@ -75,6 +80,7 @@ def own_estimators(monkeypatch: pytest.MonkeyPatch) -> None:
         ("any_keys", [1.0, 0.0]),
         ("arrays_in", [1.0, 0.0]),
         ("tensors_in", [1.0, 7.0]),
+        ("narrow", [1.0, 0.0]),
     ],
 )
 def test_lengths_are_given_to_those_that_name_them(name: str, wanted: list[float]) -> None:

@@ -11,15 +11,12 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Protocol
 
 from grpo_sweeps.config import RolloutConfig
-from grpo_sweeps.config.functions import sampler_class
+from grpo_sweeps.config.functions import SAMPLERS, sampler_class
 from grpo_sweeps.types import ConfigError
 
 if TYPE_CHECKING:
     from grpo_sweeps.engine.policy import Policy
     from grpo_sweeps.engine.rollouts import Rollout
-
-EAGER = "grpo_sweeps.engine.samplers.eager.EagerSampler"
-BUILT_IN = {"auto": EAGER, "eager": EAGER}
 
 
 class SamplerEngine(Protocol):
@@ -69,7 +66,7 @@ def load(engine: str, policy: Policy) -> SamplerEngine:
     Raises:
         ConfigError: when the class cannot be imported, has no `sample`, or cannot be called with the policy.
     """
-    cls = sampler_class(BUILT_IN.get(engine, engine))
+    cls = sampler_class(engine)
     try:
         made: SamplerEngine = cls(policy)
     except ConfigError:
@@ -79,7 +76,7 @@ def load(engine: str, policy: Policy) -> SamplerEngine:
             f"rollout.engine={engine}: no sampler can be made of it ({type(error).__name__}: {error}); a class that "
             f"takes a Policy is needed"
         ) from error
-    return made if engine in BUILT_IN else Checked(engine, made)
+    return made if engine in SAMPLERS else Checked(engine, made)
 
 
 class Checked:
