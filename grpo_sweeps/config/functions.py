@@ -1,4 +1,4 @@
-"""Functions and classes by dotted path: finds a task, a reward, an estimator or a sampler engine, built in or a user's."""
+"""Finds a task, a reward, an estimator or a sampler engine by its dotted path, built in or the user's own."""
 
 from __future__ import annotations
 
