@@ -18,7 +18,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-from grpo_sweeps.config.functions import LENGTHS, SAMPLERS, load_function, sampler_class
+from grpo_sweeps.config.functions import LENGTHS, SAMPLER_CHOICES, load_function, sampler_class
 from grpo_sweeps.config.schema import FunctionConfig, ModelConfig, RunConfig, flatten, shown, to_mapping
 from grpo_sweeps.estimators.declared import paths
 from grpo_sweeps.types import ConfigError, TaskData
@@ -91,7 +91,7 @@ def check_functions(config: RunConfig) -> None:
     for key, function, positional in functions:
         offered = (LENGTHS,) if key == "estimator" else ()
         _check_types(load_function(function, key, positional, offered), function, key)
-    if config.rollout.engine not in SAMPLERS:
+    if config.rollout.engine not in SAMPLER_CHOICES:
         sampler_class(config.rollout.engine)
 
 
@@ -299,9 +299,9 @@ def _check_rollout_and_analysis(config: RunConfig) -> None:
         )
     _at_least("rollout.max_new_tokens", rollout.max_new_tokens, 1)
     _at_least("rollout.batch", rollout.batch, 1)
-    if rollout.engine not in SAMPLERS and "." not in rollout.engine:  # a dotted path is imported after these checks
+    if rollout.engine not in SAMPLER_CHOICES and "." not in rollout.engine:  # a dotted path is imported after these checks
         own = "or give the dotted path of a class, such as rollout.engine=my_module.MySampler"
-        _fail("rollout.engine", rollout.engine, f"choose one of {', '.join(SAMPLERS)}, {own}")
+        _fail("rollout.engine", rollout.engine, f"choose one of {', '.join(SAMPLER_CHOICES)}, {own}")
     for key in ("every", "check_every", "keep_completions_every", "update_every", "compare_float32"):
         _at_least(f"analysis.{key}", getattr(analysis, key), 0)
     _one_of("analysis.groups", analysis.groups, ANALYSIS_GROUPS)

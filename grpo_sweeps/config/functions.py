@@ -12,9 +12,12 @@ from grpo_sweeps.config.schema import FunctionConfig
 from grpo_sweeps.estimators.foreign import LENGTHS, on_arrays, takes_lengths
 from grpo_sweeps.types import Array, ConfigError, EstimatorFunction
 
-EAGER = "grpo_sweeps.engine.samplers.eager.EagerSampler"
-SAMPLERS = {"auto": EAGER, "eager": EAGER}
-"""The built-in choices of `rollout.engine`."""
+SAMPLERS = {
+    "eager": "grpo_sweeps.engine.samplers.eager.EagerSampler",
+    "graph": "grpo_sweeps.engine.samplers.graph.GraphSampler",
+}
+"""The built-in engines of `rollout.engine`; `auto` is one of them, by the policy."""
+SAMPLER_CHOICES = ("auto", *SAMPLERS)
 
 
 def load_estimator(config: FunctionConfig) -> EstimatorFunction:

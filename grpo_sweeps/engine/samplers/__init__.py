@@ -1,22 +1,28 @@
 """Engines that draw rollouts: the `SamplerEngine` protocol, and how `rollout.engine` chooses one.
 
-`auto` and `eager` are built in. Any other is a class by its dotted path, without a change to the package:
+`eager` samples every model, with transformers' own forward and cache. `graph` replays a recorded decode step on a CUDA
+GPU, several times as fast, for the architectures of `served.SERVED`. `auto` is `graph` where that serves the policy,
+else `eager`. Any other is a class by its dotted path, without a change to the package:
 
     python -m grpo_sweeps.run R=4 rollout.engine=my_module.MySampler
 """
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Protocol
 
 from grpo_sweeps.config import RolloutConfig
 from grpo_sweeps.config.functions import SAMPLERS, sampler_class
+from grpo_sweeps.engine.samplers.served import why_not_served
 from grpo_sweeps.types import ConfigError
 
 if TYPE_CHECKING:
     from grpo_sweeps.engine.policy import Policy
     from grpo_sweeps.engine.rollouts import Rollout
+
+log = logging.getLogger(__name__)
 
 
 class SamplerEngine(Protocol):
@@ -64,8 +70,11 @@ def load(engine: str, policy: Policy) -> SamplerEngine:
     """The engine that `rollout.engine` names, made for a policy. What an engine outside the package draws is checked.
 
     Raises:
-        ConfigError: when the class cannot be imported, has no `sample`, or cannot be called with the policy.
+        ConfigError: when the class cannot be imported, has no `sample`, or cannot be called with the policy; for
+            `graph` with a policy that it does not serve.
     """
+    if engine == "auto":
+        engine = _best_for(policy)
     cls = sampler_class(engine)
     try:
         made: SamplerEngine = cls(policy)
@@ -77,6 +86,14 @@ def load(engine: str, policy: Policy) -> SamplerEngine:
             f"takes a Policy is needed"
         ) from error
     return made if engine in SAMPLERS else Checked(engine, made)
+
+
+def _best_for(policy: Policy) -> str:
+    """What `auto` is: `graph` where it serves the policy. On a GPU the log says why not, where it does not."""
+    reason = why_not_served(policy)
+    if reason and policy.device.type == "cuda":
+        log.info("rollouts are sampled by the eager engine, not by graph: %s", reason)
+    return "eager" if reason else "graph"
 
 
 class Checked:

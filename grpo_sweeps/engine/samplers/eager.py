@@ -8,10 +8,8 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Sequence
-from functools import lru_cache
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor
 from transformers import DynamicCache
@@ -19,6 +17,8 @@ from transformers import DynamicCache
 from grpo_sweeps.config import RolloutConfig
 from grpo_sweeps.engine.policy import Policy
 from grpo_sweeps.engine.rollouts import Rollout, completion_text
+from grpo_sweeps.engine.samplers.draw import draw, uniforms
+from grpo_sweeps.engine.samplers.endings import Endings
 
 COMPACT_BELOW = 0.75  # finished rows leave the batch once fewer than this share of it is still running
 
@@ -67,18 +67,16 @@ class _Batch:
         stop: Sequence[str],
         greedy: bool,
     ) -> None:
-        self.policy, self.config, self.stop, self.greedy = policy, config, tuple(stop), greedy
+        self.policy, self.config, self.greedy = policy, config, greedy
+        self.endings = Endings(policy, stop)
         self.prompts = [tuple(ids) for ids in prompt_ids]
         B, limit, device = len(self.prompts), config.max_new_tokens, policy.device
-        uniforms_BT = np.stack([np.random.Generator(np.random.Philox(seed)).random(limit) for seed in seeds])
-        self.uniforms_BT = torch.from_numpy(uniforms_BT).to(device)
+        self.uniforms_BT = torch.from_numpy(uniforms(seeds, limit)).to(device)
         self.tokens_BT = torch.full((B, limit), policy.pad_id, dtype=torch.long, device=device)
         self.logprobs_BT = torch.zeros((B, limit), dtype=torch.float32, device=device)
         self.lengths = [limit] * B
         self.stopped = [False] * B
         self.alive = torch.arange(B, device=device)
-        self.ending_ids = torch.tensor([*policy.eos_ids, *_special_stops(policy.tokenizer, self.stop)], device=device)
-        self.watch = _ids_with_last_character(policy.tokenizer, self.stop)
 
     def run(self, share_prompts: bool = False) -> list[Rollout]:
         prompts = list(dict.fromkeys(self.prompts)) if share_prompts else self.prompts
@@ -89,7 +87,7 @@ class _Batch:
         inputs, mask_BT = torch.tensor(padded, device=device), torch.tensor(mask, device=device)
         position_ids = (mask_BT.cumsum(1) - 1).clamp(min=0)
         cache = DynamicCache()
-        cached = {_cache_argument(self.policy.model): cache}
+        cached = {cache_argument(self.policy.model): cache}
         for t in range(self.config.max_new_tokens):
             logits_BV = self.policy.model(
                 input_ids=inputs,
@@ -122,65 +120,40 @@ class _Batch:
 
     def _draw(self, logits_BV: Tensor, t: int) -> Tensor:
         """Next token of every row still in the tensors, stored with its log-probability."""
-        logprobs_BV = torch.log_softmax(logits_BV.float() / self.config.temperature, dim=-1)
-        if self.greedy:
-            next_B = logprobs_BV.argmax(dim=-1)
-        else:
-            # float64: with 10^5 words a float32 cumulative sum is off by more than the rarest words' probabilities
-            cdf_BV = logprobs_BV.double().exp().cumsum(dim=-1)
-            target_B1 = self.uniforms_BT[self.alive, t : t + 1] * cdf_BV[:, -1:]
-            next_B = torch.searchsorted(cdf_BV, target_B1, right=True).squeeze(1).clamp(max=cdf_BV.shape[1] - 1)
+        uniforms_B1 = None if self.greedy else self.uniforms_BT[self.alive, t : t + 1]
+        next_B, logprobs_B = draw(logits_BV, uniforms_B1, self.config.temperature)
         self.tokens_BT[self.alive, t] = next_B
-        self.logprobs_BT[self.alive, t] = logprobs_BV.gather(1, next_B[:, None]).squeeze(1)
+        self.logprobs_BT[self.alive, t] = logprobs_B
         return next_B
 
     def _still_running(self, next_B: Tensor, t: int) -> Tensor:
         """Positions (in the current tensors) of rows that go on; the others get their length."""
-        ended = torch.isin(next_B, self.ending_ids).tolist()
-        watched = [token in self.watch for token in next_B.tolist()] if self.watch else [False] * len(ended)
+        ids, watch = self.endings.ids, self.endings.watch
+        tokens = next_B.tolist()
         running = []
         for position, row in enumerate(self.alive.tolist()):
             if self.stopped[row]:
                 continue
-            if ended[position] or (watched[position] and self._has_stop(row, t)):
+            if tokens[position] in ids or (tokens[position] in watch and self._has_stop(row, t)):
                 self.stopped[row], self.lengths[row] = True, t + 1
             else:
                 running.append(position)
         return torch.tensor(running, dtype=torch.long, device=next_B.device)
 
     def _has_stop(self, row: int, t: int) -> bool:
-        text = self.policy.tokenizer.decode(self.tokens_BT[row, : t + 1].tolist(), skip_special_tokens=True)
-        return any(stop in text for stop in self.stop)
+        return self.endings.has_stop(self.tokens_BT[row, : t + 1].tolist())
 
     def _rollouts(self) -> list[Rollout]:
         tokens, logprobs = self.tokens_BT.cpu(), self.logprobs_BT.cpu().numpy()
         rollouts = []
         for row, (prompt, length) in enumerate(zip(self.prompts, self.lengths, strict=True)):
             ids = tuple(tokens[row, :length].tolist())
-            text = completion_text(self.policy.tokenizer, ids, self.stop)
+            text = completion_text(self.policy.tokenizer, ids, self.endings.stop)
             rollouts.append(Rollout(prompt, ids, text, logprobs[row, :length].copy(), not self.stopped[row]))
         return rollouts
 
 
-def _cache_argument(model: torch.nn.Module) -> str:
+def cache_argument(model: torch.nn.Module) -> str:
     """transformers renames `past_key_values` to `cache` in the course of its version 5."""
     base: Any = model.get_base_model() if hasattr(model, "get_base_model") else model  # type: ignore[operator]  # peft
     return "cache" if "cache" in inspect.signature(base.forward).parameters else "past_key_values"
-
-
-@lru_cache(maxsize=8)
-def _ids_with_last_character(tokenizer: object, stop: tuple[str, ...]) -> frozenset[int]:
-    """Token ids that can complete a stop string: only after one of them is the text decoded and searched."""
-    last = {text[-1] for text in stop}
-    if not last:
-        return frozenset()
-    size = len(tokenizer)  # type: ignore[arg-type]
-    pieces = tokenizer.batch_decode([[i] for i in range(size)])  # type: ignore[attr-defined]
-    # U+FFFD: a token that holds part of a character of several bytes, which a later token completes
-    return frozenset(i for i, piece in enumerate(pieces) if (last | {"\ufffd"}) & set(piece) or not piece)
-
-
-def _special_stops(tokenizer: Any, stop: tuple[str, ...]) -> list[int]:
-    """Stop strings that are special tokens: they end a rollout by their id, since decoding leaves them out."""
-    special = set(getattr(tokenizer, "all_special_tokens", ()))
-    return [int(tokenizer.convert_tokens_to_ids(text)) for text in stop if text in special]

@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
+import copy
 import math
+import weakref
+from typing import Any
 
 import pytest
 import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_flatten
 
 from grpo_sweeps.config import TrainerConfig
+from grpo_sweeps.engine import optim
 from grpo_sweeps.engine.optim import MasterAdamW, learning_rate
 
 
@@ -26,6 +32,94 @@ def test_float32_equals_adamw() -> None:
         optimizer.step(1e-2)
         torch_adamw.step()
     assert torch.equal(ours, reference)
+
+
+def several(dtype: torch.dtype) -> list[torch.nn.Parameter]:
+    generator = torch.Generator().manual_seed(3)
+    sizes = ((7, 5), (1,), (64, 33), (13,), (1025,))
+    return [torch.nn.Parameter(torch.randn(size, generator=generator).to(dtype)) for size in sizes]
+
+
+def updated(dtype: torch.dtype, steps: int = 4) -> tuple[list[torch.nn.Parameter], MasterAdamW]:
+    """Parameters after some updates; the second of them has a gradient only from the third step on."""
+    parameters, generator = several(dtype), torch.Generator().manual_seed(4)
+    optimizer = MasterAdamW(parameters, TrainerConfig(lr=1e-2, max_grad_norm=1.0, weight_decay=0.1))
+    for step in range(steps):
+        for number, one in enumerate(parameters):
+            grad = torch.randn(one.shape, generator=generator).to(dtype)
+            one.grad = grad if number != 1 or step >= 2 else None
+        optimizer.step(1e-2)
+    return parameters, optimizer
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float64])
+@pytest.mark.parametrize("entries", [1, 100, 2000])
+def test_slices_have_the_bits_of_one_update(dtype: torch.dtype, entries: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    whole, one = updated(dtype)
+    assert len(list(one._slices())) == 0  # no gradient is left
+    monkeypatch.setattr(optim, "LEAST_SLICE", entries)
+    monkeypatch.setattr(optim, "SLICES", 10**9)
+    sliced, other = updated(dtype)
+    for a, b in zip([*whole, *one.masters], [*sliced, *other.masters], strict=True):
+        assert torch.equal(a, b)
+    states = one.adamw.state_dict(), other.adamw.state_dict()
+    assert states[0]["param_groups"] == states[1]["param_groups"]
+    assert list(states[0]["state"]) == list(states[1]["state"])
+    for number, state in states[0]["state"].items():
+        assert state["step"] == states[1]["state"][number]["step"] == (2 if number == 1 else 4)
+        for name in ("exp_avg", "exp_avg_sq"):
+            assert torch.equal(state[name], states[1]["state"][number][name])
+
+
+def test_every_entry_is_in_one_slice(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(optim, "LEAST_SLICE", 100)
+    parameters = several(torch.float32)
+    optimizer = MasterAdamW(parameters, TrainerConfig())
+    for one in parameters:
+        one.grad = torch.ones_like(one)
+    slices = list(optimizer._slices())
+    assert all(sum(e.stop - e.start for _, e in pieces) == 100 for pieces in slices[:-1])
+    seen = [(i, entry) for pieces in slices for i, e in pieces for entry in range(e.start, e.stop)]
+    assert seen == [(i, entry) for i, one in enumerate(parameters) for entry in range(one.numel())]
+
+
+def test_an_update_needs_little_beside_what_stays(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Bytes that are made and alive at once within a step, at most; a whole update needs 12 a bfloat16 parameter."""
+    monkeypatch.setattr(optim, "LEAST_SLICE", 1)
+    parameters = [torch.nn.Parameter(torch.randn(100, 1000).bfloat16()) for _ in range(20)]
+    entries = sum(one.numel() for one in parameters)
+    optimizer = MasterAdamW(parameters, TrainerConfig())
+    for _ in range(2):  # the moments are made in the first
+        for one in parameters:
+            one.grad = torch.ones_like(one)
+        with Peak() as peak:
+            optimizer.step(1e-3)
+    assert 0 < peak.most < 0.1 * entries
+
+
+class Peak(TorchDispatchMode):
+    """The most bytes that storages made inside hold at once."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.now = self.most = 0
+        self.known: set[int] = set()
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        given = {x.untyped_storage()._cdata for x in tree_flatten((args, kwargs))[0] if isinstance(x, torch.Tensor)}
+        out = func(*args, **(kwargs or {}))
+        for x in tree_flatten(out)[0]:
+            if isinstance(x, torch.Tensor) and (key := x.untyped_storage()._cdata) not in given | self.known:
+                size = x.untyped_storage().nbytes()
+                self.known.add(key)
+                self.now += size
+                self.most = max(self.most, self.now)
+                weakref.finalize(x, self._gone, key, size)
+        return out
+
+    def _gone(self, key: int, size: int) -> None:
+        self.now -= size
+        self.known.discard(key)
 
 
 def test_small_updates_add_up_in_bfloat16() -> None:
@@ -60,14 +154,15 @@ def test_state_goes_round() -> None:
     config = TrainerConfig(lr=1e-3)
     first, second = parameter(torch.bfloat16), parameter(torch.bfloat16)
     one, two = MasterAdamW([first], config), MasterAdamW([second], config)
-    for _ in range(3):
-        first.grad = torch.ones_like(first)
+    grads = torch.randn(4, 12, generator=torch.Generator().manual_seed(0)).bfloat16()
+    for grad in grads[:3]:
+        first.grad = grad.clone()
         one.step(1e-3)
-    two.load_state_dict(one.state_dict())
+    two.load_state_dict(copy.deepcopy(one.state_dict()))
     with torch.no_grad():
         second.copy_(first)
     for weight, optimizer in ((first, one), (second, two)):
-        weight.grad = torch.ones_like(weight)
+        weight.grad = grads[3].clone()
         optimizer.step(1e-3)
     assert torch.equal(one.masters[0], two.masters[0])
 

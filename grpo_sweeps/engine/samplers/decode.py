@@ -1,0 +1,304 @@
+"""The decode step of the graph sampler: one new token for each row, recorded once and replayed.
+
+The forward is the model's own, called with a cache of slots and an attention that takes each row's length
+(`attention.attend`). Both stand in only while the step is recorded. A replay runs the recorded kernels alone, on the
+addresses that were recorded: weights may change in place, everything else is compared before each call of the sampler
+(`state_of`).
+"""
+
+from __future__ import annotations
+
+import itertools
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from transformers import DynamicCache
+from transformers.cache_utils import Cache, CacheLayerMixin
+from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
+
+from grpo_sweeps.engine.policy import Policy
+from grpo_sweeps.engine.samplers.attention import attend
+from grpo_sweeps.engine.samplers.eager import cache_argument
+
+Recorder = Callable[[Callable[[], Tensor]], Callable[[], Tensor]]
+"""Takes the step, which gives its logits, and gives what repeats it on the same addresses."""
+
+ATTENTION = "grpo_sweeps_decode"
+RUNGS = 4  # sizes of a recorded step: all slots, a half, a quarter, an eighth
+ROUND_LENGTH = 64  # slots are a multiple of this long, so that a slightly longer prompt needs no new ones
+PROMPT_TOKENS = 16384  # read in one forward, padding counted
+# One compilation for all sizes; what the model rounds to its dtype between two operators stays rounded.
+COMPILED: dict[str, Any] = {"dynamic": True, "options": {"emulate_precision_casts": True}}
+
+
+class SlotLayer(CacheLayerMixin):
+    """Keys and values of one layer, (S, K, T, D): for each slot the T tokens that it may hold."""
+
+    is_sliding = False  # windows are the attention's business: every slot is as long as the text
+    is_compileable = True
+
+    def __init__(self, keys_SKTD: Tensor, values_SKTE: Tensor, lengths_B: Tensor) -> None:
+        super().__init__()
+        self.keys, self.values, self.lengths, self.is_initialized = keys_SKTD, values_SKTE, lengths_B, True
+
+    def lazy_initialization(self, key_states: Tensor, value_states: Tensor) -> None:
+        """Nothing: the slots are there from the beginning."""
+
+    def update(self, key_states: Tensor, value_states: Tensor, *args: Any, **kwargs: Any) -> tuple[Tensor, Tensor]:
+        """The new token's alone: the attention stores them and knows where the others are."""
+        return key_states, value_states
+
+    def get_mask_sizes(self, query_length: int) -> tuple[int, int]:
+        return self.keys.shape[2], 0
+
+    def get_seq_length(self) -> Any:
+        return self.lengths
+
+    def get_max_length(self) -> int:
+        return int(self.keys.shape[2])
+
+
+class SlotCache(Cache):
+    """The slots of all layers. It remembers the layer that was updated last: attention follows at once."""
+
+    def __init__(self, layers: Sequence[SlotLayer]) -> None:
+        super().__init__(layers=list(layers))
+        self.layer = 0
+
+    def update(
+        self, key_states: Tensor, value_states: Tensor, layer_idx: int, *args: Any, **kwargs: Any
+    ) -> tuple[Tensor, Tensor]:
+        self.layer = layer_idx
+        return key_states, value_states
+
+
+@dataclass(frozen=True)
+class Read:
+    """Prompts that were read in one forward: their keys and values, (U, K, P, D) a layer, padded on the right."""
+
+    layers: list[tuple[Tensor, Tensor]]
+
+
+class DecodeStep:
+    """S slots of T tokens, and the recorded step for the first b of the rows, for at most four values of b.
+
+    A row has a position among the rows and a slot: rows move up without moving their keys and values. Positions
+    without a row work on a spare slot, since every row must see at least one key.
+
+    Attributes:
+        slots: how many rows there can be. length: how many tokens a slot holds.
+    """
+
+    def __init__(self, policy: Policy, slots: int, length: int, record: Recorder) -> None:
+        self.policy, self.slots, self.record = policy, slots, record
+        self.length = -(-length // ROUND_LENGTH) * ROUND_LENGTH
+        self.sizes = sorted({-(-slots // 2**i) for i in range(RUNGS)})
+        device = policy.device
+        self.tokens_B1 = torch.zeros((slots, 1), dtype=torch.long, device=device)
+        self.lengths_B = torch.zeros(slots, dtype=torch.long, device=device)
+        self.slots_B = torch.full((slots,), slots, dtype=torch.long, device=device)
+        self._argument = cache_argument(policy.model)
+        self._cache: SlotCache | None = None
+        self._replays: dict[int, Callable[[], Tensor]] = {}
+        self._state = state_of(policy)
+
+    def follow(self, policy: Policy) -> str:
+        """Forget what was recorded if it no longer holds; a word on what changed, empty where nothing did."""
+        now = state_of(policy)
+        changed = ", ".join(name for name, value in now.items() if value != self._state[name])
+        if changed:
+            self._replays.clear()
+            self._state = now
+        return changed if self._cache is not None else ""
+
+    def read(self, prompts: Sequence[Sequence[int]]) -> Read:
+        """Keys and values of all but the last token of each prompt: that one is the first that the step takes."""
+        device = self.policy.device
+        width = max(1, max(len(ids) - 1 for ids in prompts))
+        padded = [[*ids[:-1], *[self.policy.pad_id] * (width - len(ids) + 1)] for ids in prompts]
+        # a prompt of one token leaves nothing to read: its row is padding, and is not looked at
+        mask = [[1] * max(1, len(ids) - 1) + [0] * (width - max(1, len(ids) - 1)) for ids in prompts]
+        cache = DynamicCache()
+        self.policy.model(
+            input_ids=torch.tensor(padded, device=device),
+            attention_mask=torch.tensor(mask, device=device),
+            position_ids=torch.arange(width, device=device)[None].expand(len(prompts), -1),
+            use_cache=True,
+            logits_to_keep=1,
+            **{self._argument: cache},
+        )
+        return Read([(layer.keys, layer.values) for layer in cache.layers])
+
+    def fill(self, slots: Sequence[int], read: Read, prompts: Sequence[int]) -> None:
+        """Copy the keys and values of the prompts of those numbers into slots."""
+        if self._cache is None:
+            self._cache = self._new_cache(read)
+        into = torch.tensor(slots, device=self.policy.device)
+        of = torch.tensor(prompts, device=self.policy.device)
+        for layer, (keys, values) in zip(self._cache.layers, read.layers, strict=True):
+            layer.keys[:, :, : keys.shape[2]].index_copy_(0, into, keys[of])
+            layer.values[:, :, : values.shape[2]].index_copy_(0, into, values[of])
+
+    def size(self, rows: int) -> int:
+        """The least recorded size that holds so many rows."""
+        return next(b for b in self.sizes if b >= rows)
+
+    def place(self, b: int, tokens: Sequence[int], lengths: Sequence[int], slots: Sequence[int]) -> None:
+        """Put rows at the first positions: the token that each takes next, how many its slot holds, and its slot."""
+        idle = b - len(tokens)
+        state = torch.tensor([[*tokens, *[0] * idle], [*lengths, *[0] * idle], [*slots, *[self.slots] * idle]])
+        state = state.to(self.policy.device)
+        self.tokens_B1[:b, 0].copy_(state[0])
+        self.lengths_B[:b].copy_(state[1])
+        self.slots_B[:b].copy_(state[2])
+
+    def run(self, b: int) -> Tensor:
+        """(b, V) logits after the rows' next tokens. They stay until the step runs again."""
+        if b not in self._replays:
+            self._replays[b] = self._recorded(b)
+        return self._replays[b]()
+
+    def take(self, tokens_B: Tensor) -> None:
+        """The tokens of the first rows that the step takes next."""
+        self.tokens_B1[: len(tokens_B), 0].copy_(tokens_B)
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of all slots."""
+        layers = self._cache.layers if self._cache is not None else []
+        return sum(layer.keys.nbytes + layer.values.nbytes for layer in layers)
+
+    def _new_cache(self, read: Read) -> SlotCache:
+        def slots(like: Tensor) -> Tensor:  # zeros, never garbage: what is not seen is multiplied by 0
+            return like.new_zeros(self.slots + 1, like.shape[1], self.length, like.shape[3])
+
+        return SlotCache([SlotLayer(slots(keys), slots(values), self.lengths_B) for keys, values in read.layers])
+
+    def _recorded(self, b: int) -> Callable[[], Tensor]:
+        """Recording runs the step: on the spare slot, so that no row sees it."""
+        rows = self.tokens_B1[:b], self.lengths_B[:b], self.slots_B[:b]
+        kept = [x.clone() for x in rows]
+        self.place(b, [], [], [])
+        try:
+            with self._stand_ins():
+                return self.record(lambda: self._forward(b))
+        finally:
+            for x, was in zip(rows, kept, strict=True):
+                x.copy_(was)
+
+    def _forward(self, b: int) -> Tensor:
+        lengths_B = self.lengths_B[:b]
+        logits_B1V: Tensor = self.policy.model(
+            input_ids=self.tokens_B1[:b],
+            position_ids=lengths_B[:, None],
+            use_cache=True,
+            **{self._argument: self._cache},
+        ).logits
+        lengths_B.add_(1)
+        return logits_B1V[:, -1]
+
+    @contextmanager
+    def _stand_ins(self) -> Iterator[None]:
+        """The model attends to slots inside, and compiled regions run on a GPU; afterwards it is as it was."""
+        model = self.policy.model
+        configs = {id(m.config): m.config for m in model.modules() if hasattr(m, "config")}
+        before = {key: config._attn_implementation for key, config in configs.items()}
+        with ExitStack() as stack:
+            if self.policy.device.type == "cuda":
+                stack.enter_context(compiled_regions(model))
+            ALL_ATTENTION_FUNCTIONS[ATTENTION] = self._attention
+            stack.callback(lambda: ALL_ATTENTION_FUNCTIONS.pop(ATTENTION))
+            for key, config in configs.items():
+                config._attn_implementation = ATTENTION
+                stack.callback(setattr, config, "_attn_implementation", before[key])
+            yield
+
+    def _attention(
+        self,
+        module: nn.Module,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        attention_mask: Tensor | None,
+        scaling: float | None = None,
+        dropout: float = 0.0,
+        sliding_window: int | None = None,
+        softcap: float | None = None,
+        **kwargs: Any,
+    ) -> tuple[Tensor, None]:
+        """transformers' attention interface, for one query token a row; (B, 1, H, D)."""
+        cache = self._cache
+        assert cache is not None and attention_mask is None and query.shape[2] == 1
+        layer, b = cache.layers[cache.layer], len(query)
+        scale = query.shape[-1] ** -0.5 if scaling is None else scaling
+        out_BHD = attend(
+            query[:, :, 0], key[:, :, 0], value[:, :, 0], layer.keys, layer.values,
+            self.slots_B[:b], self.lengths_B[:b], scale, sliding_window, softcap,
+        )  # fmt: skip
+        return out_BHD[:, None], None
+
+
+def state_of(policy: Policy) -> dict[str, Any]:
+    """What a recording stands on beside the values of the weights, by name."""
+    model = policy.model
+    tensors = itertools.chain(model.parameters(), model.buffers())
+    adapters = [
+        (tuple(m.active_adapters), m.disable_adapters, m.merged) for m in model.modules() if hasattr(m, "merged")
+    ]
+    return {
+        "the weights' place or dtype": [(t.data_ptr(), t.dtype) for t in tensors],
+        "the attention": model.config._attn_implementation,
+        "the adapters": adapters,
+    }
+
+
+@contextmanager
+def compiled_regions(model: nn.Module) -> Iterator[None]:
+    """Norms, MLPs and the rotary function run compiled inside, and as they were afterwards.
+
+    A compiled forward that stayed would not be measured by GradientGram, and would change log-probabilities in silence.
+    """
+    lora = any(hasattr(m, "merged") for m in model.modules())
+    kinds = ("RMSNorm", "LayerNorm1P") if lora else ("RMSNorm", "LayerNorm1P", "MLP")
+    compiled: dict[type, Callable[..., Any]] = {}
+    with ExitStack() as stack:
+        stack.enter_context(torch._dynamo.config.patch(recompile_limit=64))
+        for module in model.modules():
+            kind = type(module)
+            if not kind.__name__.endswith(kinds) or "forward" in vars(module):
+                continue
+            if kind not in compiled:
+                compiled[kind] = torch.compile(kind.forward, **COMPILED)
+            module.forward = compiled[kind].__get__(module)
+            stack.callback(delattr, module, "forward")
+        for source in {sys.modules[type(m).__module__] for m in model.modules()}:
+            rotary = getattr(source, "apply_rotary_pos_emb", None)
+            if rotary is not None:
+                source.apply_rotary_pos_emb = torch.compile(rotary, **COMPILED)  # type: ignore[attr-defined]
+                stack.callback(setattr, source, "apply_rotary_pos_emb", rotary)
+        yield
+
+
+def cuda_graph(step: Callable[[], Tensor]) -> Callable[[], Tensor]:
+    """The step as a CUDA graph: kernels and addresses as they were at the recording, one launch for all of them."""
+    stream = torch.cuda.Stream()
+    stream.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(stream):  # what is set up or compiled at a first call must not be part of the recording
+        for _ in range(3):
+            step()
+    torch.cuda.current_stream().wait_stream(stream)
+    graph = torch.cuda.CUDAGraph()
+    # other threads of the process, such as a tracker's, may use the device meanwhile
+    with torch.cuda.graph(graph, capture_error_mode="thread_local"):
+        logits_BV = step()
+
+    def replay() -> Tensor:
+        graph.replay()
+        return logits_BV
+
+    return replay

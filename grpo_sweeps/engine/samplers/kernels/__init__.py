@@ -1,0 +1,1 @@
+"""Triton kernels of the graph sampler, imported only where they run."""
