@@ -119,10 +119,28 @@ class ShapesOptions:
     json: str = key(*JSON)
 
 
+@dataclass(frozen=True)
+class RolloutOptions:
+    """Tokens a second of our engines beside transformers' own generation, of fixed lengths, interleaved."""
+
+    subjects: tuple[str, ...] = key(("graph", "eager", "generate"), "what is measured, or all", "NAME,NAME")
+    model: str = key("tiny", "the shape of the model", "NAME")
+    prompts: int = key(16, "different prompts")
+    R: int = key(8, "rollouts of each")
+    prompt: tuple[int, ...] = key((60, 200), "least and most tokens of a prompt", "LEAST,MOST")
+    new: int = key(256, "tokens of each rollout")
+    device: str = key(*DEVICE)
+    dtype: str = key("bfloat16", "the type of the weights", DTYPES)
+    threads: int = key(*THREADS)
+    repeats: int = key(5, "measurements per median")
+    json: str = key(*JSON)
+
+
 OPTIONS = {
     "gram": GramOptions,
     "growth": GrowthOptions,
     "error": ErrorOptions,
     "forms": FormsOptions,
     "shapes": ShapesOptions,
+    "rollout": RolloutOptions,
 }

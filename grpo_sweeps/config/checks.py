@@ -299,7 +299,9 @@ def _check_rollout_and_analysis(config: RunConfig) -> None:
         )
     _at_least("rollout.max_new_tokens", rollout.max_new_tokens, 1)
     _at_least("rollout.batch", rollout.batch, 1)
-    if rollout.engine not in SAMPLER_CHOICES and "." not in rollout.engine:  # a dotted path is imported after these checks
+    if (
+        rollout.engine not in SAMPLER_CHOICES and "." not in rollout.engine
+    ):  # a dotted path is imported after these checks
         own = "or give the dotted path of a class, such as rollout.engine=my_module.MySampler"
         _fail("rollout.engine", rollout.engine, f"choose one of {', '.join(SAMPLER_CHOICES)}, {own}")
     for key in ("every", "check_every", "keep_completions_every", "update_every", "compare_float32"):

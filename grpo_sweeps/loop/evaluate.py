@@ -9,6 +9,8 @@ from grpo_sweeps.loop.setup import Setup
 from grpo_sweeps.rewards.parsing import verdict
 from grpo_sweeps.types import EvalRecord
 
+BATCHES_TO_FILL = 8  # the last rows of a call run alone: one call in eight batches' rows
+
 
 def evaluate(
     setup: Setup, step: int, check: Callable[[], None] = lambda: None
@@ -53,10 +55,12 @@ def _in_batches(
     seeds: Sequence[int],
     greedy: bool = False,
 ) -> list[Rollout]:
-    """The batches are those that the sampler would form itself; between them a run that was asked to stop can."""
+    """Between two batches a run that was asked to stop can. They are those that the sampler would form itself, several
+    at once where it fills the places of rows that have ended."""
     rollout, out = setup.config.rollout, list[Rollout]()
-    for start in range(0, len(prompts), rollout.batch):
+    size = rollout.batch * (BATCHES_TO_FILL if getattr(setup.sampler, "refills", False) else 1)
+    for start in range(0, len(prompts), size):
         check()
-        rows = slice(start, start + rollout.batch)
+        rows = slice(start, start + size)
         out += setup.sampler.sample(prompts[rows], seeds[rows], rollout, setup.config.task.stop, greedy=greedy)
     return out

@@ -127,6 +127,8 @@ def step_metrics(
         "step_time": times.total,
         **{f"time/{phase}": seconds for phase, seconds in times.seconds.items()},
     }
+    if times.seconds.get("sample"):
+        metrics["sampling/tokens_per_second"] = float(lengths.sum()) / times.seconds["sample"]
     if measured:
         metrics["sampling/logprob_difference"] = _sampler_trainer_gap(groups, rollouts, measured)
     if torch.cuda.is_available():

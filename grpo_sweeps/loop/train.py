@@ -21,6 +21,8 @@ from grpo_sweeps.tracking.symptoms import Course, known
 
 NOT_TRAINED_ON = ("resample/discarded_rollouts", "value/continuations")  # what a step draws beside its own rollouts
 
+SAMPLER = "sampler/"  # begins the metric, 1 at every step, that names the engine which drew its rollouts
+
 
 def train(config: RunConfig, run_dir: Path, watch: Watch | None = None, name: str = "") -> None:
     """Train to `config.trainer.steps` updates and leave the local record in `run_dir`.
@@ -48,6 +50,8 @@ def train(config: RunConfig, run_dir: Path, watch: Watch | None = None, name: st
     if done > total:
         return  # the folder holds a longer run than was asked for
     label = name or f"R={config.R} seed={config.seed}"
+    if sentence := _other_sampler(setup, run_dir, done):
+        watch.note(sentence)
     with LocalRecord(run_dir) as record, RunProgress(label, total, done) as progress:
         record.truncate_after(done - 1)  # what an interrupted run wrote past its checkpoint is done again
         watch.begin(done)
@@ -64,6 +68,7 @@ def train(config: RunConfig, run_dir: Path, watch: Watch | None = None, name: st
                 record.log_completions(result.completions)
                 record.log_updates(result.updates)
                 metrics = {**result.metrics, **relative_entropy(setup, result.metrics), "rollouts": before}
+                metrics[SAMPLER + setup.sampler.name] = 1.0
                 record.log_metrics(step, metrics | (startup | _forms(setup) if step == first else {}))
                 done = step + 1
                 progress.step(done, result.metrics)
@@ -95,6 +100,18 @@ def _forms(setup: Setup) -> dict[str, float]:
     """`gram_forms/NAME`: share of the weights that this form has measured since the start; see `engine.gram.linear`."""
     taken = setup.gram.forms_taken if setup.gram is not None else {}
     return {f"gram_forms/{form}": count / sum(taken.values()) for form, count in taken.items()}
+
+
+def _other_sampler(setup: Setup, run_dir: Path, done: int) -> str:
+    """A sentence where the steps so far were drawn by another engine than those to come."""
+    rows = read_metrics(run_dir).to_dict("records") if done else []
+    names = {name for row in rows for name, value in row.items() if name.startswith(SAMPLER) and value == 1}
+    others = sorted(name.removeprefix(SAMPLER) for name in names - {SAMPLER + setup.sampler.name})
+    if not others:
+        return ""
+    return (
+        f"rollouts are sampled by {setup.sampler.name} from step {done} on, and were by {' and '.join(others)} before"
+    )
 
 
 def _course(config: RunConfig, run_dir: Path) -> Course:

@@ -316,6 +316,8 @@ def _measured(flight: Flight) -> list[str]:
     if forms:
         by = (f"{percent(share)} by {name.removeprefix('gram_forms/')}" for name, share in forms.items())
         lines += _item("Gram of weights", ", ".join(by))
+    samplers = [name.removeprefix("sampler/") for name in rows[0] if name.startswith("sampler/")]
+    lines += _item("sampled by", f"the {samplers[0]} engine") if samplers else []
     return lines + _item(f"{config.model.dtype}"[: LABEL - 1], _precision(flight))
 
 

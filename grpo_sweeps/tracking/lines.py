@@ -37,6 +37,11 @@ def number_from_json(value: Any) -> Any:
     return NON_FINITE.get(value, value) if isinstance(value, str) else value
 
 
+def is_timing(name: str) -> bool:
+    """Whether a metric says how long something took: the same step done twice gives another value."""
+    return name == "step_time" or name.startswith("time/") or name.endswith("_per_second")
+
+
 def parse_lines(lines: Iterable[str | bytes]) -> tuple[list[dict[str, Any]], list[str]]:
     """The content of the usable lines of a metrics.jsonl, and why each of the others cannot be used."""
     found, faults = [], []

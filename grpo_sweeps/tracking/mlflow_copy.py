@@ -6,7 +6,7 @@ run went back to a checkpoint - the points in the store are compared with the lo
 sent. If they contradict it (another value at the same step, or points of steps that the ended run does not have), a
 new run is made that says which one it replaces; the old one gets tags that name the new one and say why, and is deleted
 in MLflow (restorably). The same happens where values of an older run are recomputed (see `recompute`): a chart shows
-only these, and a tag says so. The comparison leaves out timings (`step_time`, `time/...`): steps that ran twice with
+only these, and a tag says so. The comparison leaves out timings (`lines.is_timing`): steps that ran twice with
 the same result keep their first timing in MLflow. Status is set last: FINISHED means that everything is there.
 
 mlflow.json in a run's (and a sweep's) folder notes what has been copied to which store:
@@ -34,7 +34,7 @@ from typing import Any
 import pyarrow.parquet as pq
 
 from grpo_sweeps.files import write_text
-from grpo_sweeps.tracking.lines import METRICS, RECOMPUTED, growing, left_out, number_from_json, parse_lines
+from grpo_sweeps.tracking.lines import METRICS, RECOMPUTED, growing, is_timing, left_out, number_from_json, parse_lines
 from grpo_sweeps.tracking.local import CONFIG, read_config, record_tables
 from grpo_sweeps.tracking.mlflow_store import PARAM_LIMIT, Point, Store, clean_key, stored_value
 from grpo_sweeps.tracking.provenance import redact
@@ -272,7 +272,7 @@ def _contradicting(points: Sequence[Point], there: dict[tuple[str, int], list[fl
         if (name, step) not in here:
             if ended:
                 names.add(name)
-        elif not (name == "step_time" or name.startswith("time/")):
+        elif not is_timing(name):
             value = here[name, step]
             if any(v != value and not (v != v and value != value) for v in values):
                 names.add(name)

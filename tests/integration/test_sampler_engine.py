@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Sequence
 from pathlib import Path
 from typing import ClassVar
@@ -15,9 +16,11 @@ from grpo_sweeps.config.checks import check, check_functions
 from grpo_sweeps.engine.policy import Policy, load_policy
 from grpo_sweeps.engine.rollouts import Rollout, completion_text
 from grpo_sweeps.engine.samplers import load
+from grpo_sweeps.loop.train import train
+from grpo_sweeps.loop.watch import Watch
 from grpo_sweeps.run import main
 from grpo_sweeps.sweep.identity import identity
-from grpo_sweeps.tracking.local import read_groups, read_status
+from grpo_sweeps.tracking.local import read_groups, read_metrics, read_status
 from grpo_sweeps.types import ConfigError
 from tests.composing import run_config
 
@@ -105,16 +108,52 @@ def test_a_run_draws_by_it_what_eager_draws(tmp_path: Path, monkeypatch: pytest.
     assert found == identity(run_config(*RUN, engine)) == identity(run_config(*RUN, "rollout.engine=eager"))
     own, built_in = (tmp_path / "runs" / sweep / found for sweep in ("own", "built_in"))
     assert read_status(own).state == read_status(built_in).state == "finished"
+    for folder, name in ((own, "whole forward"), (built_in, "eager")):
+        steps = read_metrics(folder).dropna(subset=["reward"])
+        assert steps[f"sampler/{name}"].tolist() == [1, 1] and (steps["sampling/tokens_per_second"] > 0).all()
     assert WholeForward.calls.count(8) == 2 and len(WholeForward.calls) > 2  # two steps of 2 x 4, and evaluations
     for a, b in zip(read_groups(own), read_groups(built_in), strict=True):
         assert (a.prompt_id, a.rewards, a.lengths, a.same_as) == (b.prompt_id, b.rewards, b.lengths, b.same_as)
         assert a.logprob_sums == pytest.approx(b.logprob_sums, abs=1e-4)
 
 
+def test_a_run_that_goes_on_with_another_engine_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    first = [*RUN, "sweep=two", "trainer.checkpoint_every=1"]
+    assert main([*first, "trainer.steps=2"]) == 0
+    (folder,) = (tmp_path / "runs" / "two").glob("*/checkpoints")
+    config = run_config(*first, "trainer.steps=4", f"rollout.engine={HERE}.WholeForward")
+    notes = list[str]()
+    train(config, folder.parent, Watch(note=notes.append))
+    assert "rollouts are sampled by whole forward from step 2 on, and were by eager before" in notes
+    steps = read_metrics(folder.parent).dropna(subset=["reward"])
+    assert steps["sampler/eager"].fillna(0).tolist() == [1, 1, 0, 0]
+    assert steps["sampler/whole forward"].fillna(0).tolist() == [0, 0, 1, 1]
+
+
+def test_auto_is_eager_on_a_cpu_and_graph_is_refused_there(policy: Policy, caplog: pytest.LogCaptureFixture) -> None:
+    assert load("auto", policy).name == "eager"
+    assert not caplog.records
+    with pytest.raises(ConfigError, match=r"rollout\.engine=graph: it needs a CUDA GPU, and the policy is on cpu"):
+        load("graph", policy)
+
+
+@pytest.mark.parametrize("reason", ["models of type x are not served", ""])
+def test_auto_says_on_a_gpu_why_it_is_not_graph(
+    reason: str, policy: Policy, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    on_gpu = dataclasses.replace(policy, device=torch.device("cuda"))
+    monkeypatch.setattr("grpo_sweeps.engine.samplers.why_not_served", lambda policy: reason)
+    monkeypatch.setattr("grpo_sweeps.engine.samplers.graph.why_not_served", lambda policy, on_gpu: reason)
+    with caplog.at_level("INFO"):
+        assert load("auto", on_gpu).name == ("eager" if reason else "graph")
+    assert (f"sampled by the eager engine, not by graph: {reason}" in caplog.text) is bool(reason)
+
+
 @pytest.mark.parametrize(
     ("engine", "words"),
     [
-        ("fast", "rollout.engine=fast: choose one of auto, eager.* or give the dotted path of a class"),
+        ("fast", "rollout.engine=fast: choose one of auto, eager, graph, or give the dotted path of a class"),
         ("no_such_module.Sampler", r"rollout.engine=no_such_module.Sampler: cannot be imported \(No module"),
         (f"{HERE}.Missing", "cannot be imported"),
         (f"{HERE}.NoSample", "has no method sample"),

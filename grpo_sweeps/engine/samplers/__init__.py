@@ -36,7 +36,9 @@ class SamplerEngine(Protocol):
     continuations and `credit`.
 
     Attributes:
-        name: what the engine is called in sentences ("eager").
+        name: what the engine is called in sentences and in records, one word ("eager").
+        refills: optional; True for an engine in which rows that wait take the places of rows that have ended, so that
+            one call with many rows is faster than several.
     """
 
     name: str

@@ -11,7 +11,6 @@ import logging
 from collections import Counter, deque
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
 
 import numpy as np
 import torch
@@ -28,34 +27,14 @@ from grpo_sweeps.types import ConfigError
 
 log = logging.getLogger(__name__)
 
-LOOK = 8  # tokens between two looks of the host
-
-
-@dataclass
-class _Row:
-    """One rollout in the making."""
-
-    number: int
-    prompt: tuple[int, ...]
-    uniforms: np.ndarray
-    slot: int = -1
-    ids: list[int] = field(default_factory=list)
-    logprobs: list[float] = field(default_factory=list)
-
-    @property
-    def next_token(self) -> int:
-        return self.ids[-1] if self.ids else self.prompt[-1]
-
-    @property
-    def held(self) -> int:
-        """Tokens in the row's slot: all but the one that is taken next."""
-        return len(self.prompt) + len(self.ids) - 1
+LOOK = 16  # tokens between two looks of the host
 
 
 class GraphSampler:
     """For the models of `served.SERVED` on a CUDA GPU; see `SamplerEngine`."""
 
     name = "graph"
+    refills = True
 
     def __init__(self, policy: Policy, record: Recorder | None = None) -> None:
         """Raises ConfigError for a policy that is not served, with the reason. `record`: for tests without a GPU."""
@@ -80,12 +59,14 @@ class GraphSampler:
         """
         if not len(prompt_ids):
             return []
-        drawn = np.zeros((len(seeds), config.max_new_tokens)) if greedy else uniforms(seeds, config.max_new_tokens)
-        rows = [_Row(i, tuple(ids), u) for i, (ids, u) in enumerate(zip(prompt_ids, drawn, strict=True))]
-        longest = max(len(row.prompt) for row in rows) + config.max_new_tokens + LOOK
+        prompts = [tuple(ids) for ids in prompt_ids]
+        rows = min(config.batch, len(prompts))
+        longest = max(map(len, prompts)) + config.max_new_tokens + LOOK
+        drawn_BT = None if greedy else uniforms(seeds, config.max_new_tokens)
         with _evaluating(self.policy.model):
-            step = self._step_for(min(config.batch, len(rows)), longest)
-            return _Call(self.policy, step, rows, config, Endings(self.policy, stop), greedy).run()
+            step = self._step_for(rows, longest)
+            call = _Call(self.policy, step, step.size(rows), prompts, drawn_BT, config, Endings(self.policy, stop))
+            return call.run()
 
     def _step_for(self, rows: int, longest: int) -> DecodeStep:
         """The step that was recorded, where it is large enough and still holds; else a new one."""
@@ -101,51 +82,63 @@ class GraphSampler:
 
 
 class _Call:
-    """The rows of one call of the sampler, from the first prompt read to the last row ended."""
+    """The rows of one call of the sampler, from the first prompt read to the last row ended.
+
+    N rows in all, b of them in slots at a time. `live` are the numbers of those, in the order of their positions.
+    Arrays over the tokens have room for a look past the limit: what is drawn there is not kept.
+    """
 
     def __init__(
         self,
         policy: Policy,
         step: DecodeStep,
-        rows: list[_Row],
+        b: int,
+        prompts: list[tuple[int, ...]],
+        uniforms_NT: np.ndarray | None,
         config: RolloutConfig,
         endings: Endings,
-        greedy: bool,
     ) -> None:
-        self.policy, self.step, self.config, self.endings, self.greedy = policy, step, config, endings, greedy
-        self.waiting = deque(rows)
-        self.unread = Counter(row.prompt for row in rows)  # how many rows still wait for each prompt
+        self.policy, self.step, self.b, self.config, self.endings = policy, step, b, config, endings
+        self.prompts, N, limit = prompts, len(prompts), config.max_new_tokens
+        self.uniforms_NT = None if uniforms_NT is None else np.pad(uniforms_NT, ((0, 0), (0, LOOK)))
+        self.tokens_NT = np.zeros((N, limit + LOOK), dtype=np.int64)
+        self.logprobs_NT = np.zeros((N, limit + LOOK), dtype=np.float32)
+        self.drawn_N = np.zeros(N, dtype=np.int64)  # tokens so far
+        self.slots_N = np.zeros(N, dtype=np.int64)
+        self.next_N = np.array([ids[-1] for ids in prompts], dtype=np.int64)  # the token that is taken next
+        self.held_N = np.array([len(ids) - 1 for ids in prompts], dtype=np.int64)  # those before it, in the slot
+        self.by_itself = np.zeros(N, dtype=bool)  # rows that ended before the limit, or with it
+        self.waiting, self.free = deque(range(N)), deque(range(b))
+        self.live = np.zeros(0, dtype=np.int64)
+        self.unread = Counter(prompts)  # how many rows still wait for each prompt
         self.read: dict[tuple[int, ...], tuple[Read, int]] = {}
-        self.free = list(range(step.slots))
-        self.live: list[_Row] = []
-        self.rollouts: dict[int, Rollout] = {}
         special = endings.ids | endings.watch
         self.special = np.fromiter(special, dtype=np.int64, count=len(special))
 
     def run(self) -> list[Rollout]:
-        while self.waiting or self.live:
+        while self.waiting or len(self.live):
             self._admit()
-            tokens_BT, logprobs_BT = self._draw_some()
-            self._look(tokens_BT, logprobs_BT)
-        return [self.rollouts[number] for number in sorted(self.rollouts)]
+            self._keep(*self._draw())
+        return [self._rollout(i) for i in range(len(self.prompts))]
 
     def _admit(self) -> None:
         """Waiting rows take the free slots, with the keys and values of their prompts."""
         new = [self.waiting.popleft() for _ in range(min(len(self.free), len(self.waiting)))]
         if not new:
             return
-        self._read([p for p in dict.fromkeys(row.prompt for row in new) if p not in self.read])
-        by_read: dict[int, list[_Row]] = {}
-        for row in new:
-            row.slot = self.free.pop()
-            by_read.setdefault(id(self.read[row.prompt][0]), []).append(row)
+        self._read([p for p in dict.fromkeys(self.prompts[i] for i in new) if p not in self.read])
+        by_read: dict[int, list[int]] = {}
+        for i in new:
+            self.slots_N[i] = self.free.popleft()
+            by_read.setdefault(id(self.read[self.prompts[i]][0]), []).append(i)
         for rows in by_read.values():
-            read = self.read[rows[0].prompt][0]
-            self.step.fill([row.slot for row in rows], read, [self.read[row.prompt][1] for row in rows])
-        self.unread.subtract(row.prompt for row in new)
-        for prompt in {row.prompt for row in new if not self.unread[row.prompt]}:
-            del self.read[prompt]
-        self.live += new
+            read = self.read[self.prompts[rows[0]]][0]
+            self.step.fill(self.slots_N[rows].tolist(), read, [self.read[self.prompts[i]][1] for i in rows])
+        self.unread.subtract(self.prompts[i] for i in new)
+        for prompt in {self.prompts[i] for i in new}:
+            if not self.unread[prompt]:
+                del self.read[prompt]
+        self.live = np.concatenate([self.live, np.array(new)])
 
     def _read(self, prompts: list[tuple[int, ...]]) -> None:
         """Read prompts, so many at once that a forward stays within `PROMPT_TOKENS`."""
@@ -153,13 +146,15 @@ class _Call:
             read = self.step.read(part)
             self.read.update({prompt: (read, i) for i, prompt in enumerate(part)})
 
-    def _draw_some(self) -> tuple[np.ndarray, np.ndarray]:
-        """The next tokens of the live rows, (B, n), and their log-probabilities, for n up to `LOOK`."""
-        rows, limit = self.live, self.config.max_new_tokens
-        B, n = len(rows), min(LOOK, limit - min(len(row.ids) for row in rows))
-        b = self.step.size(B)
-        self.step.place(b, [r.next_token for r in rows], [r.held for r in rows], [r.slot for r in rows])
-        uniforms_BT = None if self.greedy else self._uniforms(rows, n)
+    def _draw(self) -> tuple[np.ndarray, np.ndarray]:
+        """The next tokens of the live rows, (B, n), and their log-probabilities; n is at most `LOOK`."""
+        live, b = self.live, self.b
+        B, n = len(live), min(LOOK, self.config.max_new_tokens - int(self.drawn_N[live].min()))
+        uniforms_BT = None
+        if self.uniforms_NT is not None:
+            found = self.uniforms_NT[live[:, None], self.drawn_N[live][:, None] + np.arange(n)]
+            uniforms_BT = torch.from_numpy(found).to(self.policy.device)
+        self.step.place(b, self.next_N[live], self.held_N[live], self.slots_N[live])
         tokens, logprobs = list[Tensor](), list[Tensor]()
         for t in range(n):
             logits_BV = self.step.run(b)[:B]
@@ -170,37 +165,36 @@ class _Call:
             logprobs.append(logprobs_B)
         return torch.stack(tokens, 1).cpu().numpy(), torch.stack(logprobs, 1).cpu().numpy()
 
-    def _uniforms(self, rows: list[_Row], n: int) -> Tensor:
-        """(B, n) the rows' next uniform numbers; zeros past the limit, whose tokens are not kept."""
-        found = np.zeros((len(rows), n))
-        for i, row in enumerate(rows):
-            some = row.uniforms[len(row.ids) : len(row.ids) + n]
-            found[i, : len(some)] = some
-        return torch.from_numpy(found).to(self.policy.device)
-
-    def _look(self, tokens_BT: np.ndarray, logprobs_BT: np.ndarray) -> None:
-        """Each row keeps its tokens up to its end; rows that ended leave their slots."""
+    def _keep(self, tokens_BT: np.ndarray, logprobs_BT: np.ndarray) -> None:
+        """Each live row keeps its tokens up to its end; rows that ended leave their slots."""
+        live, n, limit = self.live, tokens_BT.shape[1], self.config.max_new_tokens
+        before_B = self.drawn_N[live]
+        columns = live[:, None], before_B[:, None] + np.arange(n)
+        self.tokens_NT[columns], self.logprobs_NT[columns] = tokens_BT, logprobs_BT
+        self.drawn_N[live] = np.minimum(before_B + n, limit)
+        self.next_N[live] = tokens_BT[:, -1]
+        self.held_N[live] += n
+        ended_B = self.drawn_N[live] == limit
         special_BT = np.isin(tokens_BT, self.special)
-        live = []
-        for row, tokens_T, logprobs_T, special_T in zip(self.live, tokens_BT, logprobs_BT, special_BT, strict=True):
-            before = len(row.ids)
-            row.ids += tokens_T[: self.config.max_new_tokens - before].tolist()
-            ends = (before + int(t) + 1 for t in np.flatnonzero(special_T) if before + t < len(row.ids))
-            end = next((end for end in ends if self.endings.end(row.ids[:end])), None)
-            if end is not None:
-                del row.ids[end:]
-            row.logprobs += logprobs_T[: len(row.ids) - before].tolist()
-            if end is None and len(row.ids) < self.config.max_new_tokens:
-                live.append(row)
-            else:
-                self._finish(row, truncated=end is None)
-        self.live = live
+        for position in np.flatnonzero(special_BT.any(axis=1)):
+            ended_B[position] |= self._cut(live[position], before_B[position] + np.flatnonzero(special_BT[position]))
+        for i in live[ended_B]:
+            self.free.append(int(self.slots_N[i]))
+        self.live = live[~ended_B]
 
-    def _finish(self, row: _Row, truncated: bool) -> None:
-        self.free.append(row.slot)
-        text = completion_text(self.policy.tokenizer, row.ids, self.endings.stop)
-        logprobs_T = np.array(row.logprobs, dtype=np.float32)
-        self.rollouts[row.number] = Rollout(row.prompt, tuple(row.ids), text, logprobs_T, truncated)
+    def _cut(self, i: int, candidates: np.ndarray) -> bool:
+        """Whether row i ends at one of these of its tokens; what it drew after that is forgotten."""
+        for t in candidates:
+            if t < self.drawn_N[i] and self.endings.end(self.tokens_NT[i, : t + 1].tolist()):
+                self.drawn_N[i], self.by_itself[i] = t + 1, True
+                return True
+        return False
+
+    def _rollout(self, i: int) -> Rollout:
+        ids = self.tokens_NT[i, : self.drawn_N[i]].tolist()
+        text = completion_text(self.policy.tokenizer, ids, self.endings.stop)
+        logprobs_T = self.logprobs_NT[i, : len(ids)].copy()
+        return Rollout(self.prompts[i], tuple(ids), text, logprobs_T, not self.by_itself[i])
 
 
 def _parts(prompts: list[tuple[int, ...]], tokens: int) -> Iterator[list[tuple[int, ...]]]:

@@ -37,7 +37,10 @@ SMALL = {
 }
 
 
-def shape(kind: type, attention: str = "sdpa", without: tuple[str, ...] = (), **more: Any) -> Callable[[int], nn.Module]:
+Make = Callable[[int], nn.Module]
+
+
+def shape(kind: type, attention: str = "sdpa", without: tuple[str, ...] = (), **more: Any) -> Make:
     def make(vocabulary: int) -> nn.Module:
         keys = {key: value for key, value in SMALL.items() if key not in without}
         config = kind(vocab_size=vocabulary, **keys | more)
@@ -46,7 +49,7 @@ def shape(kind: type, attention: str = "sdpa", without: tuple[str, ...] = (), **
     return make
 
 
-MODELS: dict[str, Callable[[int], nn.Module]] = {
+MODELS: dict[str, Make] = {
     "llama": shape(transformers.LlamaConfig),
     "llama, llama3 rope": shape(
         transformers.LlamaConfig, rope_parameters=LLAMA3 | {"original_max_position_embeddings": 64}
@@ -275,7 +278,7 @@ def test_lora_is_served(policy: Policy) -> None:
         ),
     ],
 )
-def test_what_is_not_served_is_named(policy: Policy, model: Callable[[int], nn.Module], reason: str) -> None:
+def test_what_is_not_served_is_named(policy: Policy, model: Make, reason: str) -> None:
     other = dataclasses.replace(policy, model=model(len(policy.tokenizer)))
     with pytest.raises(ConfigError, match=f"rollout.engine=graph: .*{reason}.*; choose auto or eager"):
         GraphSampler(other, tape)

@@ -10,6 +10,7 @@ import pytest
 from grpo_sweeps.config import RunConfig
 from grpo_sweeps.loop.train import train
 from grpo_sweeps.loop.watch import Watch
+from grpo_sweeps.tracking.lines import is_timing
 
 
 class Interrupted(Exception):
@@ -29,5 +30,5 @@ def train_until(config: RunConfig, folder: Path, stop_after: int) -> None:
 
 def without_clock(metrics: pd.DataFrame) -> pd.DataFrame:
     """Metrics less what a clock says and what is said once after a start."""
-    once = [name for name in metrics if name in ("time", "step_time") or name.startswith(("time/", "gram_forms/"))]
+    once = [name for name in metrics if name == "time" or is_timing(name) or name.startswith("gram_forms/")]
     return metrics.drop(columns=once)

@@ -53,9 +53,7 @@ def _decode(
     for start in range(first // KEYS * KEYS, length, KEYS):
         t = start + tl.arange(0, KEYS)
         seen = (t >= first) & (t < length)
-        kt = tl.load(
-            slot_keys + t[None, :] * keys_t + d[:, None], mask=seen[None, :] & (d[:, None] < D), other=0.0
-        )
+        kt = tl.load(slot_keys + t[None, :] * keys_t + d[:, None], mask=seen[None, :] & (d[:, None] < D), other=0.0)
         s = tl.dot(q, kt, input_precision="ieee") * scale
         if SOFTCAP:
             s = softcap * (2 / (1 + tl.exp(-2 * s / softcap)) - 1)
@@ -63,9 +61,7 @@ def _decode(
         higher = tl.maximum(largest, tl.max(s, axis=1))
         p = tl.exp(s - higher[:, None])
         rescale = tl.exp(largest - higher)
-        vt = tl.load(
-            slot_values + t[:, None] * values_t + e[None, :], mask=seen[:, None] & (e[None, :] < E), other=0.0
-        )
+        vt = tl.load(slot_values + t[:, None] * values_t + e[None, :], mask=seen[:, None] & (e[None, :] < E), other=0.0)
         total = total * rescale + tl.sum(p, axis=1)
         mean = mean * rescale[:, None] + tl.dot(p.to(vt.dtype), vt, input_precision="ieee")
         largest = higher
@@ -88,7 +84,9 @@ def decode_attention(
 ) -> Tensor:
     """See `attention.attend`."""
     (B, H, D), K, E = query_BHD.shape, keys_SKTD.shape[1], values_SKTE.shape[3]
-    query_BHD, key_BKD, value_BKE = (x if x.stride(-1) == 1 else x.contiguous() for x in (query_BHD, key_BKD, value_BKE))
+    query_BHD, key_BKD, value_BKE = (
+        x if x.stride(-1) == 1 else x.contiguous() for x in (query_BHD, key_BKD, value_BKE)
+    )
     dims, value_dims = (max(16, triton.next_power_of_2(n)) for n in (D, E))
     keys = max(16, min(MOST_KEYS, BLOCK_BYTES // (max(dims, value_dims) * keys_SKTD.element_size())))
     out_BHE = torch.empty(B, H, E, dtype=query_BHD.dtype, device=query_BHD.device)
