@@ -204,7 +204,7 @@ def _print(result: dict[str, Any], options: RolloutOptions) -> None:
     lines = [("", "tokens/s", "least", "most", "s", "first call, s", "log-prob. difference")]
     for name, row in result["rows"].items():
         if "failed" in row:
-            lines.append((name, row["failed"], "", "", "", "", ""))
+            lines.append((name, "-", "-", "-", "-", "-", row["failed"]))
             continue
         rate, seconds, d = row["tokens_per_second"], row["seconds"]["median"], row["logprob_difference"]
         lines.append((
