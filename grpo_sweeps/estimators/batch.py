@@ -9,7 +9,8 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import ArrayLike
 
-from grpo_sweeps.estimators.group import Array, check_scale, grpo
+from grpo_sweeps.estimators.group import check_scale, grpo
+from grpo_sweeps.types import Array
 
 
 def batch_mean(rewards_GR: ArrayLike) -> Array:

@@ -8,9 +8,9 @@ standard deviation.
 from __future__ import annotations
 
 import numpy as np
-from numpy.typing import ArrayLike, NDArray
+from numpy.typing import ArrayLike
 
-Array = NDArray[np.float64]
+from grpo_sweeps.types import Array
 
 
 def check_scale(ddof: int, eps: float, count: str) -> None:

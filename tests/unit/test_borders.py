@@ -39,7 +39,7 @@ MAY_IMPORT = {
     "files": set(),
     "paths": {"types"},
     "cli": {"types"},
-    "estimators": set(),
+    "estimators": {"types"},
     "spectra": {"types"},
     "maths": {"types"},
     "rewards": {"types"},
@@ -321,6 +321,19 @@ def test_the_rooms_of_the_report_stand_on_one_another() -> None:
         if place[:2] == ("grpo_sweeps", "report") and place[2] in REPORT_ROOMS and names[:2] == list(place[:2]):
             below = REPORT_ROOMS[: REPORT_ROOMS.index(place[2]) + 1]
             wrong += [found] if len(names) > 2 and names[2] not in below else []
+    assert not wrong, complain(wrong)
+
+
+def test_the_array_of_the_mathematics_is_named_in_one_place() -> None:
+    """`Array` is an alias of types.py: a second one, or one passed on by another module, could come to mean another."""
+    made = {
+        path
+        for path in source_files()
+        for node in tree_of(path).body
+        if isinstance(node, ast.Assign) and any(getattr(target, "id", "") == "Array" for target in node.targets)
+    }
+    assert made == {PACKAGE / "types.py"}
+    wrong = [found for found in ALL_IMPORTS if found.module.endswith(".Array") and "types" not in found.module]
     assert not wrong, complain(wrong)
 
 
