@@ -1,12 +1,9 @@
-"""The borders between the parts of the package, read from the source with `ast`, and what its entry points import."""
+"""The borders between the parts of the package, read from the source with `ast`."""
 
 from __future__ import annotations
 
 import ast
-import json
-import os
 import re
-import subprocess
 import sys
 import tomllib
 from collections.abc import Iterable, Iterator, Mapping
@@ -349,20 +346,6 @@ def test_the_plugin_namespace_stays_open_to_others() -> None:
     assert not (PLUGINS / "__init__.py").exists(), "an __init__.py here would hide the plugins of other packages"
 
 
-def test_light_modules_load_neither_torch_nor_mlflow() -> None:
-    names = ("types", "config", "config.checks", "config.functions", "cli", "status", "cancel")
-    names += ("run", "report.read.query")
-    modules = ["grpo_sweeps", *(f"grpo_sweeps.{name}" for name in names)]
-    program = (
-        "import importlib, json, sys\n"
-        f"def loaded(name): importlib.import_module(name); return [n for n in {HEAVY} if n in sys.modules]\n"
-        f"print(json.dumps({{name: loaded(name) for name in {modules}}}))"
-    )
-    done = subprocess.run([sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True, timeout=120)
-    assert done.returncode == 0, done.stderr
-    assert json.loads(done.stdout) == {name: [] for name in modules}
-
-
 def test_estimators_are_free_of_torch() -> None:
     """But for the call of a user's own that was written for tensors."""
     folder = PACKAGE / "estimators"
@@ -374,22 +357,6 @@ def test_estimators_are_free_of_torch() -> None:
         and (found.top_level or found.file.stem != "foreign")
     ]
     assert not wrong, complain(wrong)
-
-
-def test_help_loads_neither_torch_nor_mlflow(tmp_path: Path) -> None:
-    program = (
-        "import atexit, runpy, sys\n"
-        "sys.argv = ['grpo_sweeps.run', '--help']\n"
-        f"def tell(): print('HEAVY', [n for n in {HEAVY} if n in sys.modules])\n"
-        "atexit.register(tell)\n"
-        "runpy.run_module('grpo_sweeps.run', run_name='__main__')\n"
-    )
-    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
-    done = subprocess.run(
-        [sys.executable, "-c", program], cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=120
-    )
-    assert done.returncode == 0, done.stderr
-    assert "HEAVY []" in done.stdout
 
 
 def text_files() -> list[Path]:
