@@ -17,6 +17,7 @@ from collections.abc import Sequence
 from grpo_sweeps import cli
 
 
+@cli.piped
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the check and return its exit code."""
     words = list(sys.argv[1:] if argv is None else argv)

@@ -217,6 +217,17 @@ def _check_runs_dir(runs_dir: str, sweep: str) -> None:
         _fail("runs_dir", runs_dir, f"{allowed}, and {nearest} cannot be written ({error.strerror})")
 
 
+def _check_path(key: str, value: str) -> None:
+    """Raise ConfigError for a text that no file system can hold as a path; whether there is something is no matter."""
+    try:
+        os.lstat(value)
+    except (FileNotFoundError, NotADirectoryError, PermissionError):
+        pass
+    except (OSError, ValueError) as error:
+        reason = error.strerror if isinstance(error, OSError) else str(error)
+        _fail(key, f"{value[:80]}...", f"a path that the file system can hold is needed ({reason})")
+
+
 def _check_model(model: ModelConfig) -> None:
     _one_of("model.dtype", model.dtype, DTYPES)
     _one_of("model.attention", model.attention, ATTENTIONS)
@@ -230,6 +241,7 @@ def _check_model(model: ModelConfig) -> None:
         )
     if model.path == "embedded":
         return
+    _check_path("model.path", model.path)
     path = Path(model.path)
     local = model.path.startswith((".", "/", "~")) or model.path.endswith(".gguf") or not HUB_ID.fullmatch(model.path)
     if not path.exists() and local:
@@ -278,6 +290,7 @@ def _check_gsm8k(path: object) -> None:
         if find_spec("datasets") is None:
             _fail("task.path", None, "needs the package datasets, or task.path=FOLDER with train.jsonl and test.jsonl")
         return
+    _check_path("task.path", str(path))
     folder = Path(str(path)).expanduser()
     for name in ("train.jsonl", "test.jsonl"):
         file = folder / name

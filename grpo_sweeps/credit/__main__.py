@@ -40,8 +40,7 @@ COMMAND = cli.named("credit", CreditOptions, __doc__ or "")
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the command and return its exit code."""
     words = list(sys.argv[1:] if argv is None else argv)
-    asked = ["--help"] if "help" in words else words
-    return cli.run(COMMAND, asked, lambda options: _credit(options, words))
+    return cli.run(COMMAND, words, lambda options: _credit(options, words))
 
 
 def _credit(options: CreditOptions, words: list[str]) -> int:

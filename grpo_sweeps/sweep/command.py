@@ -9,11 +9,12 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NoReturn
 
-from grpo_sweeps.cli import VERSION
+from grpo_sweeps.cli import MOST_SHOWN, VERSION, twice
 from grpo_sweeps.paths import conf_dir
 from grpo_sweeps.types import ConfigError
 
 PROGRAM = "python -m grpo_sweeps.run"
+MOST_NAME = 255  # bytes of the name of a file, on every common file system
 GLOBAL = re.compile(r"^#\s*@package\s+_global_\s*$", re.MULTILINE)  # the header of a file in conf/local
 
 
@@ -34,7 +35,9 @@ def parse(argv: Sequence[str]) -> tuple[argparse.Namespace, argparse.ArgumentPar
         raise ConfigError(f"{' '.join(files)}: one sweep at a time; give one +sweeps=NAME")
     if args.resolve and not (args.cfg or args.help):
         raise ConfigError("--resolve: belongs to --cfg; write --cfg job --resolve, or leave it out")
+    _check_length(f"--config-dir {args.config_dir}", args.config_dir or "")
     _check_groups(args.overrides)
+    _check_twice(args.overrides)
     places = [Path(folder) / "local" for folder in (conf_dir(), args.config_dir) if folder]
     _check_local(places)
     if not any(place.is_dir() for place in places):  # Hydra then knows no group of that name
@@ -73,6 +76,8 @@ def _check_groups(overrides: Sequence[str]) -> None:
     given: dict[str, str] = {}
     for item in overrides:
         key = _key(item)
+        if key in groups or key == "sweeps":
+            _check_length(item, item.partition("=")[2])
         if key not in groups:
             continue
         if item.startswith("~"):
@@ -82,6 +87,23 @@ def _check_groups(overrides: Sequence[str]) -> None:
                 f"{given[key]} {item}: two choices of one group; give one (with -m, {key}=A,B is an axis)"
             )
         given[key] = item
+
+
+def _check_twice(overrides: Sequence[str]) -> None:
+    """Require one value per key: Hydra silently takes the last of two."""
+    given: dict[str, list[str]] = {}
+    for item in overrides:
+        if "=" in item and not item.startswith("~"):
+            given.setdefault(_key(item), []).append(item)
+    for key, items in given.items():
+        if len(items) > 1:
+            raise ConfigError(f"{twice(key, items)} (with -m, {key}=A,B is an axis)")
+
+
+def _check_length(word: str, value: str) -> None:
+    """Refuse the name of a file or folder that no file system can hold; Hydra lets the error of the system through."""
+    if any(len(name.encode()) > MOST_NAME for name in re.split("[,/]", value)):
+        raise ConfigError(f"{word[:MOST_SHOWN]}...: a name of at most {MOST_NAME} bytes is needed")
 
 
 def _key(override: str) -> str:

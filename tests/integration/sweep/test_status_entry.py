@@ -22,7 +22,8 @@ def test_a_reader_that_has_seen_enough(runs: Path) -> None:
         text=True,
         cwd=Path(__file__).parents[3],
     )
-    assert done.returncode == 0 and "Traceback" not in done.stderr and "BrokenPipe" not in done.stderr
+    # the code of `head`, or with pipefail that of a process that SIGPIPE ended
+    assert done.returncode in (0, 141) and not done.stderr
 
 
 def test_heavy_packages_stay_out(runs: Path) -> None:
