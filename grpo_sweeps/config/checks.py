@@ -16,12 +16,12 @@ import tempfile
 from collections.abc import Callable, Iterable
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 from grpo_sweeps.config.functions import LENGTHS, SAMPLERS, load_function, sampler_class
 from grpo_sweeps.config.schema import FunctionConfig, ModelConfig, RunConfig, flatten, shown, to_mapping
 from grpo_sweeps.estimators.declared import paths
-from grpo_sweeps.types import ConfigError, TaskData
+from grpo_sweeps.types import ConfigError, TaskData, Within
 
 DTYPES = ("float32", "bfloat16", "float16", "float64")
 ATTENTIONS = ("sdpa", "eager")
@@ -145,8 +145,8 @@ def check_device(device: str) -> None:
 
 
 def _check_types(bound: Callable[..., Any], function: FunctionConfig, key: str) -> None:
-    """Raise ConfigError where a parameter annotated with a plain type is given another: a text for a number would fail
-    after the start."""
+    """Raise ConfigError where a parameter annotated with a plain type is given another, or a number outside the range
+    that its annotation declares: either would fail after the start."""
     target = getattr(bound, "func", bound)
     try:
         parameters = inspect.signature(target, eval_str=True).parameters
@@ -154,6 +154,8 @@ def _check_types(bound: Callable[..., Any], function: FunctionConfig, key: str) 
         return  # built in, or annotated with names that exist only for type checkers: nothing can be said
     for name, value in function.kwargs.items():
         kind = parameters[name].annotation if name in parameters else None
+        ranges = [mark for mark in getattr(kind, "__metadata__", ()) if isinstance(mark, Within)]
+        kind = get_args(kind)[0] if ranges else kind
         if kind not in (int, float, bool, str):
             continue
         right = isinstance(value, (int, float) if kind is float else kind) and (
@@ -161,6 +163,9 @@ def _check_types(bound: Callable[..., Any], function: FunctionConfig, key: str) 
         )
         if not right:
             _fail(f"{key}.{name}", value, f"{function.target} expects a value of type {kind.__name__}")
+        for allowed in ranges:
+            if value not in allowed:
+                _fail(f"{key}.{name}", value, f"{allowed} is needed")
 
 
 def _check_finite(config: RunConfig) -> None:

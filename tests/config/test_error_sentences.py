@@ -50,6 +50,14 @@ CASES: dict[str, tuple[str, ...]] = {
     f"model={'x' * 5000}": ("model=xxx", "...: a name of at most 255 bytes is needed"),
     f"+sweeps={'x' * 5000}": ("+sweeps=xxx", "...: a name of at most 255 bytes is needed"),
     f"--config-dir {'x' * 5000} R=2": ("--config-dir xxx", "...: a name of at most 255 bytes is needed"),
+    # ranges that a function's signature declares, in a dry run as well
+    "reward=random reward.p=2": ("reward.p=2: a number from 0 to 1 is needed",),
+    "-m R=2,4 reward=random reward.p=-0.5,0.5 dry_run=true": ("reward.p=-0.5: a number from 0 to 1 is needed",),
+    "estimator=grpo_std estimator.ddof=2 dry_run=true": ("estimator.ddof=2: a number from 0 to 1 is needed",),
+    "estimator=dapo estimator.eps=-1": ("estimator.eps=-1: 0 or more is needed",),
+    "estimator=reinforce_plus_plus estimator.ddof=-1": ("estimator.ddof=-1: a number from 0 to 1",),
+    "task.n_train=0 dry_run=true": ("task.n_train=0: 1 or more is needed",),
+    "task.max_number=2 dry_run=true": ("task.max_number=2: 3 or more is needed",),
     # given twice
     "R=2 R=4": ("R=2 R=4: R is given twice; give it once (with -m, R=A,B is an axis)",),
     "-m R=2 seed=0 R=4,8": ("R=2 R=4,8: R is given twice",),
