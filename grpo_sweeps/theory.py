@@ -1,4 +1,4 @@
-"""Runs the claims of arXiv 2606.29238 (C1 to C15) and of 2603.01162 (U1) on small policies of which every sequence is
+"""Runs the claims of arXiv 2606.29238 (C...) and of 2603.01162 (U...) on small policies of which every sequence is
 listed, and writes a table, figures and a page. Exit codes: 0, or 2 for a bad command.
 """
 
