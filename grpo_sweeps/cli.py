@@ -20,7 +20,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, fields
 from typing import Any, Generic, NoReturn, ParamSpec, TypeVar, get_args, get_origin, get_type_hints
 
-from grpo_sweeps import __version__
+from grpo_sweeps import __version__, machine
 from grpo_sweeps.types import ConfigError
 
 VERSION = f"grpo_sweeps {__version__}"
@@ -69,6 +69,7 @@ def key(
     flag: bool = False,
     least: float | None = None,
     most: float | None = None,
+    local: str = "",
 ) -> Any:
     """A field of a dataclass that a word of the command line sets.
 
@@ -81,9 +82,10 @@ def key(
         required: --help shows that the command needs it; the command itself refuses without it.
         flag: it is typed --word and takes no value.
         least, most: the ends of a number's range; None: there is none.
+        local: the key of the configuration whose value in conf/local, where there is one, is the default.
     """
     told = {"about": about, "shown": shown, "unset": unset, "word": word, "required": required, "flag": flag}
-    return field(default=default, metadata={**told, "least": least, "most": most})
+    return field(default=default, metadata={**told, "least": least, "most": most, "local": local})
 
 
 @dataclass(frozen=True)
@@ -102,6 +104,7 @@ class Key:
     flag: bool = False
     least: float | None = None
     most: float | None = None
+    local: str = ""
 
     @property
     def typed(self) -> str:
@@ -194,7 +197,8 @@ class Command(Generic[C]):
         """
         flags, unknown = self.parser().parse_known_args([word for word in argv if "=" not in word])
         words = [word for word in argv if "=" in word or word in unknown]
-        return self.options(**(self._values(words) | {name: True for name, given in vars(flags).items() if given}))
+        machines = {one.name: one.default for one in self.keys if one.local}
+        return self.options(**machines | self._values(words) | {n: True for n, given in vars(flags).items() if given})
 
     def _values(self, words: Sequence[str]) -> dict[str, Any]:
         """The value of each field, as OmegaConf reads it by the type of the field."""
@@ -377,7 +381,11 @@ def _wrapped(text: str, width: int, indent: str = "") -> list[str]:
 def _key(one: Any, hint: Any) -> Key:
     """The `Key` of a field and its type."""
     kind = next(kind for kind in (get_args(hint) or (hint,)) if kind is not type(None))
-    return Key(one.name, kind, get_origin(hint) is tuple, one.default, **one.metadata)
+    default = one.default
+    if one.metadata["local"]:
+        found = machine.value(one.metadata["local"])
+        default = default if found is None else str(found)
+    return Key(one.name, kind, get_origin(hint) is tuple, default, **one.metadata)
 
 
 def _literal(text: str) -> str:

@@ -30,7 +30,7 @@ class Options:
     """The command's keys."""
 
     sweep: str | None = cli.key(None, "the sweep to show", "NAME", unset="all of them")
-    runs_dir: str = cli.key("runs", "where the runs are", "FOLDER")
+    runs_dir: str = cli.key("runs", "where the runs are", "FOLDER", local="runs_dir")
     json: bool = cli.key(False, "all fields of every run, as JSON", "true")
     watch: bool = cli.key(
         False, "keep the table up to date while something runs or waits; Ctrl-C ends it and nothing else", "true"

@@ -29,8 +29,8 @@ class CreditOptions:
     continuations: int = cli.key(32, "continuations per prefix")
     every: int = cli.key(1, "tokens per segment: the values stand at its ends")
     seed: int = cli.key(0, "of problems, completions and continuations")
-    device: str = cli.key("auto", "where the model runs", "auto|cpu|cuda|cuda:N")
-    runs_dir: str = cli.key("runs", "where the runs are", "FOLDER")
+    device: str = cli.key("auto", "where the model runs", "auto|cpu|cuda|cuda:N", local="trainer.device")
+    runs_dir: str = cli.key("runs", "where the runs are", "FOLDER", local="runs_dir")
     out: str = cli.key("", "where the page goes", "FOLDER", unset="reports/SWEEP/credit")
 
 

@@ -9,13 +9,13 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NoReturn
 
+from grpo_sweeps import machine
 from grpo_sweeps.cli import MOST_SHOWN, VERSION, twice
 from grpo_sweeps.paths import conf_dir
 from grpo_sweeps.types import ConfigError
 
 PROGRAM = "python -m grpo_sweeps.run"
 MOST_NAME = 255  # bytes of the name of a file, on every common file system
-GLOBAL = re.compile(r"^#\s*@package\s+_global_\s*$", re.MULTILINE)  # the header of a file in conf/local
 
 
 def parse(argv: Sequence[str]) -> tuple[argparse.Namespace, argparse.ArgumentParser]:
@@ -38,8 +38,9 @@ def parse(argv: Sequence[str]) -> tuple[argparse.Namespace, argparse.ArgumentPar
     _check_length(f"--config-dir {args.config_dir}", args.config_dir or "")
     _check_groups(args.overrides)
     _check_twice(args.overrides)
-    places = [Path(folder) / "local" for folder in (conf_dir(), args.config_dir) if folder]
-    _check_local(places)
+    places = [Path(folder) / machine.FOLDER for folder in (conf_dir(), args.config_dir) if folder]
+    for path in (path for place in places for path in sorted(place.glob("*.yaml"))):
+        machine.checked(path)
     if not any(place.is_dir() for place in places):  # Hydra then knows no group of that name
         args.overrides = [item for item in args.overrides if _key(item) != "local"]
     if files:
@@ -56,17 +57,6 @@ def command_of(hydra_config: Any) -> str:
     several = "hydra.mode=MULTIRUN" in overrides and not any(_key(item) == "sweeps" for item in overrides)
     shown = [item for item in overrides if not item.startswith("hydra.mode=")]
     return " ".join([PROGRAM, *(["-m"] if several else []), *(shlex.quote(item) for item in shown)])
-
-
-def _check_local(places: Sequence[Path]) -> None:
-    """Refuse a machine's file whose keys would go nowhere; those of launchers have a package of their own."""
-    for path in (path for place in places for path in sorted(place.glob("*.yaml"))):
-        try:
-            text = path.read_text(encoding="utf-8")
-        except (OSError, UnicodeDecodeError) as error:
-            raise ConfigError(f"{path}: cannot be read ({' '.join(str(error).split())})") from error
-        if not path.stem.startswith("submitit_") and not GLOBAL.search(text):
-            raise ConfigError(f"{path}: its first line has to be '# @package _global_', see docs/local.md")
 
 
 def _check_groups(overrides: Sequence[str]) -> None:
