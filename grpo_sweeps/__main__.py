@@ -25,6 +25,7 @@ COMMANDS = {
 ABOUT = "COMMAND --help says what a command takes; python -m grpo_sweeps.COMMAND is the same command."
 
 
+@cli.piped
 def main(argv: Sequence[str] | None = None) -> int:
     """Print the list, or replace this process by a command; the exit code is 2 for an unknown one."""
     words = list(sys.argv[1:] if argv is None else argv)

@@ -20,6 +20,7 @@ C = TypeVar("C")
 PROGRAM = "python -m grpo_sweeps.bench"
 
 
+@cli.piped
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the command and return its exit code."""
     words = list(sys.argv[1:] if argv is None else argv)

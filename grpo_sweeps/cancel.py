@@ -20,7 +20,7 @@ class Options:
     """The command's keys."""
 
     sweep: str = cli.key("", "the sweep to end", "NAME", required=True)
-    runs_dir: str = cli.key("runs", "where the runs are", "FOLDER")
+    runs_dir: str = cli.key("runs", "where the runs are", "FOLDER", local="runs_dir")
 
 
 COMMAND = cli.Command(

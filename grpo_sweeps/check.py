@@ -3,7 +3,8 @@ sweeps) but makes only two steps, of the heaviest run of a sweep: load, sample, 
 with a checkpoint, resume from it. Everything is written to a temporary folder that is removed afterwards.
 
 Prints one page: seconds and tokens/s by part, memory, reward at the start, cut completions, groups, effective rank, the
-expected time of the run and of the sweep, and what looks wrong. `dry_run=true` of grpo_sweeps.run plans, check tries.
+expected time of the run and of the sweep, room on the disk, and what looks wrong. `dry_run=true` of grpo_sweeps.run
+plans, check tries.
 
 Exit codes: 0 nothing looks wrong; 1 something does, or the run failed (the page says in which part); 2 a bad command or
 configuration (one sentence); 130 after Ctrl-C.
@@ -17,6 +18,7 @@ from collections.abc import Sequence
 from grpo_sweeps import cli
 
 
+@cli.piped
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the check and return its exit code."""
     words = list(sys.argv[1:] if argv is None else argv)

@@ -9,22 +9,31 @@ person at the terminal.
 from __future__ import annotations
 
 import argparse
+import functools
+import math
+import os
 import re
+import select
 import sys
 import textwrap
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, fields
-from typing import Any, Generic, NoReturn, TypeVar, get_args, get_origin, get_type_hints
+from typing import Any, Generic, NoReturn, ParamSpec, TypeVar, get_args, get_origin, get_type_hints
 
-from grpo_sweeps import __version__
+from grpo_sweeps import __version__, machine
 from grpo_sweeps.types import ConfigError
 
 VERSION = f"grpo_sweeps {__version__}"
 NEEDED = {int: "a whole number", float: "a number", bool: "true or false", str: "a text"}
 SHOWN = {int: "N", float: "X", bool: "true|false", str: "TEXT"}
+PLACES = ("FOLDER", "DIR", "FILE", "PATH", "SOURCE", "NAME", "IDENTITY")  # shown for a value that is part of a path
+MOST_SHOWN = 80  # characters of a value that is too long for a path
+MOST_SEED = 2**32 - 1
+NO_READER = 141  # what a shell gives for a process that SIGPIPE ended
 WIDTH = 120
 
 C = TypeVar("C")
+P = ParamSpec("P")
 
 
 def say(text: str) -> None:
@@ -58,6 +67,9 @@ def key(
     word: str = "",
     required: bool = False,
     flag: bool = False,
+    least: float | None = None,
+    most: float | None = None,
+    local: str = "",
 ) -> Any:
     """A field of a dataclass that a word of the command line sets.
 
@@ -69,9 +81,11 @@ def key(
         word: the key as it is typed, where that is not a name in Python.
         required: --help shows that the command needs it; the command itself refuses without it.
         flag: it is typed --word and takes no value.
+        least, most: the ends of a number's range; None: there is none.
+        local: the key of the configuration whose value in conf/local, where there is one, is the default.
     """
     told = {"about": about, "shown": shown, "unset": unset, "word": word, "required": required, "flag": flag}
-    return field(default=default, metadata=told)
+    return field(default=default, metadata={**told, "least": least, "most": most, "local": local})
 
 
 @dataclass(frozen=True)
@@ -88,6 +102,9 @@ class Key:
     word: str = ""
     required: bool = False
     flag: bool = False
+    least: float | None = None
+    most: float | None = None
+    local: str = ""
 
     @property
     def typed(self) -> str:
@@ -103,6 +120,16 @@ class Key:
     def needed(self) -> str:
         """What its value must be, in words."""
         return NEEDED[self.kind] + (" or several, with commas," if self.several else "")
+
+    @property
+    def range(self) -> str:
+        """What its number must be beyond its type, in words."""
+        return f"{self.least} or more" if self.most is None else f"a number from {self.least} to {self.most}"
+
+    def within(self, value: Any) -> bool:
+        """Whether a number is in the key's range; no range holds what is not finite."""
+        low, high = (-math.inf if self.least is None else self.least), (math.inf if self.most is None else self.most)
+        return (low, high) == (-math.inf, math.inf) or (math.isfinite(value) and low <= value <= high)
 
     @property
     def usage(self) -> str:
@@ -126,7 +153,7 @@ class Command(Generic[C]):
     program: what a person types to start it. options: the dataclass of its keys. about: the text of --help.
     unknown: the sentence for a word that is not a key=value of the command, with {word} and {allowed}; {allowed} is
         one `each` per key, with {key} and {shown}, and `last` before the last one.
-    wrong: the sentence for a value of another type, with {key}, {value}, {needed} and {type}.
+    wrong: the sentence for a value of another type or out of range, with {key}, {value} and {needed}.
     empty: whether `key=` without a value is allowed; otherwise it is a word that is not understood.
     """
 
@@ -170,7 +197,8 @@ class Command(Generic[C]):
         """
         flags, unknown = self.parser().parse_known_args([word for word in argv if "=" not in word])
         words = [word for word in argv if "=" in word or word in unknown]
-        return self.options(**(self._values(words) | {name: True for name, given in vars(flags).items() if given}))
+        machines = {one.name: one.default for one in self.keys if one.local}
+        return self.options(**machines | self._values(words) | {n: True for n, given in vars(flags).items() if given})
 
     def _values(self, words: Sequence[str]) -> dict[str, Any]:
         """The value of each field, as OmegaConf reads it by the type of the field."""
@@ -186,17 +214,36 @@ class Command(Generic[C]):
             if not equals or typed not in keys or not (text or self.empty):
                 raise ConfigError(self.unknown.format(word=word, allowed=self.allowed))
             one = keys[typed]
+            if one.name in values:
+                raise ConfigError(twice(typed, [given for given in words if given.partition("=")[0] == typed]))
             try:
                 if one.kind is bool and text not in ("true", "false"):  # OmegaConf takes yes, on and 1 as well
                     raise ValueError(text)
                 config[one.name] = list(map(_literal, text.split(","))) if one.several else _literal(text)
                 found = OmegaConf.to_container(config, resolve=True, throw_on_missing=True)
             except (OmegaConfBaseException, ValueError):
-                sentence = self.wrong.format(key=typed, value=text, needed=one.needed, type=one.kind.__name__)
-                raise ConfigError(sentence) from None
+                raise ConfigError(self.wrong.format(key=typed, value=text, needed=one.needed)) from None
             assert isinstance(found, dict)
             values[one.name] = tuple(found[one.name]) if one.several else found[one.name]
+            self._check(one, text, values[one.name])
         return values
+
+    def _check(self, one: Key, text: str, value: Any) -> None:
+        """Raise ConfigError for a number out of its range and for a path that no file system can hold."""
+        numbers = value if one.several else (value,)
+        if one.kind in (int, float) and not all(map(one.within, numbers)):
+            raise ConfigError(self.wrong.format(key=one.typed, value=text, needed=one.range))
+        if one.kind is str and one.value in PLACES:
+            try:
+                os.lstat(value)
+            except (FileNotFoundError, NotADirectoryError, PermissionError):
+                pass  # the command says what it needs there
+            except (OSError, ValueError) as error:
+                reason = error.strerror if isinstance(error, OSError) else str(error)
+                shown = f"{text[:MOST_SHOWN]}..." if len(text) > MOST_SHOWN else text
+                raise ConfigError(
+                    f"{one.typed}={shown}: cannot be a path ({reason}); one that the file system can hold is needed"
+                ) from None
 
 
 def named(name: str, options: type[C], about: str, program: str = "") -> Command[C]:
@@ -215,8 +262,13 @@ def named(name: str, options: type[C], about: str, program: str = "") -> Command
 def run(command: Command[C], argv: Sequence[str] | None, work: Callable[[C], int]) -> int:
     """Parse `argv` (the process's own words by default), do the work and return the exit code.
 
-    The code is that of `work`; 0 after --help or --version; 2 after one sentence where either raised ConfigError.
+    The code is that of `work`; 0 after --help or --version; 2 after one sentence where either raised ConfigError;
+    `NO_READER` where nobody reads the output any more.
     """
+    return piped(_run)(command, argv, work)
+
+
+def _run(command: Command[C], argv: Sequence[str] | None, work: Callable[[C], int]) -> int:
     try:
         try:
             options = command.parse(sys.argv[1:] if argv is None else argv)
@@ -228,12 +280,54 @@ def run(command: Command[C], argv: Sequence[str] | None, work: Callable[[C], int
         return 2
 
 
+def piped(main: Callable[P, int]) -> Callable[P, int]:
+    """`main`, which ends without a word and with the code `NO_READER` where nobody reads its output any more: `| head`
+    has seen enough."""
+
+    @functools.wraps(main)
+    def ends_quietly(*args: P.args, **kwargs: P.kwargs) -> int:
+        try:
+            code = main(*args, **kwargs)
+            for stream in filter(None, (sys.stdout, sys.stderr)):  # None where the process was started without one
+                stream.flush()
+            return code
+        except BrokenPipeError:
+            closed = [number for number in (1, 2) if _without_reader(number)]
+            if not closed:  # another pipe's
+                raise
+            nowhere = os.open(os.devnull, os.O_WRONLY)
+            for number in closed:  # Python flushes once more when it ends
+                os.dup2(nowhere, number)
+            os.close(nowhere)
+            return NO_READER
+
+    return ends_quietly
+
+
+def _without_reader(number: int) -> bool:
+    """Whether the file descriptor is a pipe whose other end is closed."""
+    poll = select.poll()
+    poll.register(number, 0)
+    return any(event & select.POLLERR for _, event in poll.poll(0))
+
+
+def twice(typed: str, words: Sequence[str]) -> str:
+    """The sentence for a key that several words give."""
+    return f"{' '.join(words)}: {typed} is given {'twice' if len(words) == 2 else f'{len(words)} times'}; give it once"
+
+
 class Parser(argparse.ArgumentParser):
     """argparse's parser, with its errors raised as ConfigError."""
 
     def error(self, message: str) -> NoReturn:
         """Raise ConfigError instead of printing the usage and leaving."""
         raise ConfigError(f"{message}; see {self.prog} --help")
+
+    def _print_message(self, message: str, file: Any = None) -> None:
+        """argparse's own passes over a pipe that nobody reads, which `piped` has to know."""
+        stream = file or sys.stderr
+        if message and stream is not None:
+            stream.write(message)
 
 
 def parser_of(program: str, usage: str, about: str, listing: str = "", title: str = "keys") -> tuple[Parser, Any]:
@@ -287,7 +381,11 @@ def _wrapped(text: str, width: int, indent: str = "") -> list[str]:
 def _key(one: Any, hint: Any) -> Key:
     """The `Key` of a field and its type."""
     kind = next(kind for kind in (get_args(hint) or (hint,)) if kind is not type(None))
-    return Key(one.name, kind, get_origin(hint) is tuple, one.default, **one.metadata)
+    default = one.default
+    if one.metadata["local"]:
+        found = machine.value(one.metadata["local"])
+        default = default if found is None else str(found)
+    return Key(one.name, kind, get_origin(hint) is tuple, default, **one.metadata)
 
 
 def _literal(text: str) -> str:

@@ -10,6 +10,7 @@ Exit code 0; 1 when the accuracy window was not met; 2 for a bad command.
 from __future__ import annotations
 
 import json
+import re
 import sys
 import time
 from dataclasses import dataclass
@@ -41,16 +42,16 @@ class Options:
     """The command's keys."""
 
     out: str = cli.key("", "where the model is written", "FOLDER", required=True)
-    steps: int = cli.key(3000, "the most steps of the optimizer")
-    device: str = cli.key("cpu", "where it is trained", "cpu|cuda")
-    seed: int = cli.key(0, "of weights and batches")
-    batch: int = cli.key(64, "problems per step")
-    lr: float = cli.key(4e-4, "learning rate")
-    warmup: int = cli.key(200, "steps over which the learning rate rises")
-    problems: int = cli.key(200_000, "problems to draw batches from")
-    prompt_weight: float = cli.key(0.1, "weight of a prompt's tokens in the loss; 1 for those of the solution")
-    eval_every: int = cli.key(100, "steps between evaluations")
-    eval_problems: int = cli.key(256, "held-out problems per evaluation")
+    steps: int = cli.key(3000, "the most steps of the optimizer", least=1)
+    device: str = cli.key("cpu", "where it is trained", "cpu|cuda|cuda:N")
+    seed: int = cli.key(0, "of weights and batches", least=0, most=cli.MOST_SEED)
+    batch: int = cli.key(64, "problems per step", least=1)
+    lr: float = cli.key(4e-4, "learning rate", least=0)
+    warmup: int = cli.key(200, "steps over which the learning rate rises", least=1)
+    problems: int = cli.key(200_000, "problems to draw batches from", least=1)
+    prompt_weight: float = cli.key(0.1, "weight of a prompt's tokens in the loss; 1 for those of the solution", least=0)
+    eval_every: int = cli.key(100, "steps between evaluations", least=1)
+    eval_problems: int = cli.key(256, "held-out problems per evaluation", least=1)
     low: float = cli.key(0.38, "sampled accuracy at which training stops")
     high: float = cli.key(0.50, "sampled accuracy above which there is too little left to learn")
 
@@ -60,7 +61,7 @@ COMMAND = cli.Command(
     Options,
     __doc__ or "",
     "{word!r} is not allowed: give key=value with a key of {allowed}.",
-    wrong="{key}={value!r} is not allowed: it must be of type {type}.",
+    wrong="{key}={value!r} is not allowed: {needed} is needed.",
     each="{key}",
     last=", ",
 )
@@ -74,6 +75,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
 def _make(options: Options) -> int:
     if not options.out:
         raise ConfigError("out is missing: give out=FOLDER, where the model is written.")
+    _check_device(options.device)
+    try:
+        Path(options.out).mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise ConfigError(f"out={options.out}: cannot be made ({error.strerror}); give a folder.") from error
     last = pretrain(options)[-1]["accuracy"]
     if options.low <= last <= options.high:
         return 0
@@ -83,6 +89,19 @@ def _make(options: Options) -> int:
         file=sys.stderr,
     )
     return 1
+
+
+def _check_device(device: str) -> None:
+    """Raise ConfigError for a device that is none, or that this machine does not have."""
+    if not re.fullmatch(r"cpu|cuda(:\d+)?", device):
+        raise ConfigError(f"device={device!r} is not allowed: cpu, cuda or cuda:N is needed.")
+    import torch
+
+    index = int(device.partition(":")[2] or 0)
+    if device != "cpu" and index >= torch.cuda.device_count():
+        raise ConfigError(
+            f"device={device!r}: this machine has {torch.cuda.device_count()} CUDA devices; cpu is there."
+        )
 
 
 def pretrain(options: Options) -> list[dict[str, float]]:

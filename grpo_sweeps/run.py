@@ -13,9 +13,11 @@ import sys
 from collections.abc import Sequence
 from typing import Any
 
+from grpo_sweeps import cli
 from grpo_sweeps.types import ConfigError
 
 
+@cli.piped
 def main(argv: Sequence[str] | None = None, carry_out: Any = None) -> int:
     """Run the command and return its exit code.
 
@@ -25,7 +27,6 @@ def main(argv: Sequence[str] | None = None, carry_out: Any = None) -> int:
     from omegaconf.errors import OmegaConfBaseException
     from yaml import YAMLError
 
-    from grpo_sweeps.cli import say
     from grpo_sweeps.sweep.errors import explain
     from grpo_sweeps.sweep.launch import RunFailed, exit_code
 
@@ -37,19 +38,21 @@ def main(argv: Sequence[str] | None = None, carry_out: Any = None) -> int:
     try:
         return _run(sys.argv[1:] if argv is None else argv, carry_out)
     except ConfigError as error:
-        say(f"error: {error}")
+        cli.say(f"error: {error}")
     except (HydraException, OmegaConfBaseException, YAMLError) as error:
-        say(f"error: {explain(error)}")
+        cli.say(f"error: {explain(error)}")
     except RunFailed as failed:
         return exit_code(failed.results)
     except KeyboardInterrupt:
         return 130
     except SystemExit as leaving:  # --help, --cfg and the like
         return leaving.code if isinstance(leaving.code, int) else int(leaving.code is not None)
+    except BrokenPipeError:  # nobody reads the output: `cli.piped` ends the command
+        raise
     except Exception as error:
         if not _of_the_command_line(error):
             raise
-        say(f"error: {explain(error)}")
+        cli.say(f"error: {explain(error)}")
     return 2
 
 

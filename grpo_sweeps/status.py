@@ -6,7 +6,6 @@ interrupted; one that waits for a launcher or a job that is gone, as not started
 from __future__ import annotations
 
 import json
-import os
 import sys
 import time
 from collections.abc import Sequence
@@ -31,7 +30,7 @@ class Options:
     """The command's keys."""
 
     sweep: str | None = cli.key(None, "the sweep to show", "NAME", unset="all of them")
-    runs_dir: str = cli.key("runs", "where the runs are", "FOLDER")
+    runs_dir: str = cli.key("runs", "where the runs are", "FOLDER", local="runs_dir")
     json: bool = cli.key(False, "all fields of every run, as JSON", "true")
     watch: bool = cli.key(
         False, "keep the table up to date while something runs or waits; Ctrl-C ends it and nothing else", "true"
@@ -45,11 +44,7 @@ COMMAND = cli.Command(
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Print the table (or JSON) and return the exit code."""
-    try:
-        return cli.run(COMMAND, argv, _show)
-    except BrokenPipeError:  # `| head` has seen enough; what Python still wants to flush goes nowhere
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return 0
+    return cli.run(COMMAND, argv, _show)
 
 
 def _show(options: Options) -> int:
@@ -67,7 +62,6 @@ def _show(options: Options) -> int:
     for row in rows:
         if row.damage:
             say(row.damage)
-    sys.stdout.flush()
     return 0
 
 

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from grpo_sweeps import cli
+from grpo_sweeps import cli, machine
 from grpo_sweeps.types import ConfigError
 
 
@@ -21,7 +21,7 @@ class Arguments:
     """The command's keys."""
 
     sweep: str | None = cli.key(None, "the sweep to copy", "NAME", unset="all of them")
-    runs_dir: str = cli.key("runs", "where the runs are", "FOLDER")
+    runs_dir: str = cli.key("runs", "where the runs are", "FOLDER", local="runs_dir")
     tracker: str | None = cli.key(
         None,
         "mlflow, or the dotted path of a tracker of your own",
@@ -102,7 +102,7 @@ def _copy(arguments: Arguments) -> int:
     check(arguments)
     named = (arguments.tracker, arguments.uri, arguments.experiment)
     if arguments.init:
-        return mirror.prepare(mirror.settings({}, *named))
+        return mirror.prepare(mirror.settings(machine.value("tracking") or {}, *named))
     return max(
         mirror.sync(folder, mirror.settings(mirror.configured(folder), *named), arguments.run, arguments.follow)
         for folder in sweep_folders(arguments)

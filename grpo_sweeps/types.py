@@ -13,6 +13,7 @@ Shape letters used in names and docstrings throughout the package:
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal, Protocol
@@ -22,6 +23,23 @@ from numpy.typing import NDArray
 
 Array = NDArray[np.float64]
 RowKind = Literal["scores", "loss"]
+
+
+@dataclass(frozen=True, slots=True)
+class Within:
+    """The range of a number, both ends in it, declared in a function's signature: `p: Annotated[float, Within(0, 1)]`.
+
+    The configuration of a run is checked by it before anything starts.
+    """
+
+    low: float
+    high: float = math.inf
+
+    def __contains__(self, value: float) -> bool:
+        return math.isfinite(value) and self.low <= value <= self.high
+
+    def __str__(self) -> str:
+        return f"a number from {self.low:g} to {self.high:g}" if math.isfinite(self.high) else f"{self.low:g} or more"
 
 
 @dataclass(frozen=True, slots=True)

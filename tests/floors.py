@@ -8,8 +8,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike
 
-from grpo_sweeps.spectra import Array, checked, effective_rank, eigenvalues, graded_error, weighted_gram
+from grpo_sweeps.spectra import checked, effective_rank, eigenvalues, graded_error, weighted_gram
 from grpo_sweeps.spectra.floor import interval_of
+from grpo_sweeps.types import Array
 
 
 def floor_interval(

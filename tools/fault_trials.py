@@ -97,15 +97,9 @@ class Trial:
     def start(self, **environment: str) -> subprocess.Popen[bytes]:
         """The command, in the background; what it prints goes to `out`."""
         tracking = () if any(word.startswith("tracking") for word in self.extra) else ("tracking=local",)
-        words = [
-            sys.executable,
-            "-m",
-            "grpo_sweeps.run",
-            *SWEEP,
-            *(SLURM if self.slurm else ()),
-            *tracking,
-            *self.extra,
-        ]
+        given = {word.partition("=")[0] for word in self.extra}
+        usual = [word for word in (*SWEEP, *(SLURM if self.slurm else ())) if word.partition("=")[0] not in given]
+        words = [sys.executable, "-m", "grpo_sweeps.run", *usual, *tracking, *self.extra]
         paths = [str(self.folder / "site"), str(ROOT), os.environ.get("PYTHONPATH", "")]
         env = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, paths)), "OMP_NUM_THREADS": "1",
                "PYTHONDONTWRITEBYTECODE": "1", **environment}  # fmt: skip

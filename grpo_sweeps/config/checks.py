@@ -16,12 +16,12 @@ import tempfile
 from collections.abc import Callable, Iterable
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 from grpo_sweeps.config.functions import LENGTHS, SAMPLER_CHOICES, load_function, sampler_class
 from grpo_sweeps.config.schema import FunctionConfig, ModelConfig, RunConfig, flatten, shown, to_mapping
 from grpo_sweeps.estimators.declared import paths
-from grpo_sweeps.types import ConfigError, TaskData
+from grpo_sweeps.types import ConfigError, TaskData, Within
 
 DTYPES = ("float32", "bfloat16", "float16", "float64")
 ATTENTIONS = ("sdpa", "eager")
@@ -145,8 +145,8 @@ def check_device(device: str) -> None:
 
 
 def _check_types(bound: Callable[..., Any], function: FunctionConfig, key: str) -> None:
-    """Raise ConfigError where a parameter annotated with a plain type is given another: a text for a number would fail
-    after the start."""
+    """Raise ConfigError where a parameter annotated with a plain type is given another, or a number outside the range
+    that its annotation declares: either would fail after the start."""
     target = getattr(bound, "func", bound)
     try:
         parameters = inspect.signature(target, eval_str=True).parameters
@@ -154,6 +154,8 @@ def _check_types(bound: Callable[..., Any], function: FunctionConfig, key: str) 
         return  # built in, or annotated with names that exist only for type checkers: nothing can be said
     for name, value in function.kwargs.items():
         kind = parameters[name].annotation if name in parameters else None
+        ranges = [mark for mark in getattr(kind, "__metadata__", ()) if isinstance(mark, Within)]
+        kind = get_args(kind)[0] if ranges else kind
         if kind not in (int, float, bool, str):
             continue
         right = isinstance(value, (int, float) if kind is float else kind) and (
@@ -161,6 +163,9 @@ def _check_types(bound: Callable[..., Any], function: FunctionConfig, key: str) 
         )
         if not right:
             _fail(f"{key}.{name}", value, f"{function.target} expects a value of type {kind.__name__}")
+        for allowed in ranges:
+            if value not in allowed:
+                _fail(f"{key}.{name}", value, f"{allowed} is needed")
 
 
 def _check_finite(config: RunConfig) -> None:
@@ -217,6 +222,17 @@ def _check_runs_dir(runs_dir: str, sweep: str) -> None:
         _fail("runs_dir", runs_dir, f"{allowed}, and {nearest} cannot be written ({error.strerror})")
 
 
+def _check_path(key: str, value: str) -> None:
+    """Raise ConfigError for a text that no file system can hold as a path; whether there is something is no matter."""
+    try:
+        os.lstat(value)
+    except (FileNotFoundError, NotADirectoryError, PermissionError):
+        pass
+    except (OSError, ValueError) as error:
+        reason = error.strerror if isinstance(error, OSError) else str(error)
+        _fail(key, f"{value[:80]}...", f"a path that the file system can hold is needed ({reason})")
+
+
 def _check_model(model: ModelConfig) -> None:
     _one_of("model.dtype", model.dtype, DTYPES)
     _one_of("model.attention", model.attention, ATTENTIONS)
@@ -230,6 +246,7 @@ def _check_model(model: ModelConfig) -> None:
         )
     if model.path == "embedded":
         return
+    _check_path("model.path", model.path)
     path = Path(model.path)
     local = model.path.startswith((".", "/", "~")) or model.path.endswith(".gguf") or not HUB_ID.fullmatch(model.path)
     if not path.exists() and local:
@@ -278,6 +295,7 @@ def _check_gsm8k(path: object) -> None:
         if find_spec("datasets") is None:
             _fail("task.path", None, "needs the package datasets, or task.path=FOLDER with train.jsonl and test.jsonl")
         return
+    _check_path("task.path", str(path))
     folder = Path(str(path)).expanduser()
     for name in ("train.jsonl", "test.jsonl"):
         file = folder / name

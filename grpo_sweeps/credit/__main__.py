@@ -29,8 +29,8 @@ class CreditOptions:
     continuations: int = cli.key(32, "continuations per prefix")
     every: int = cli.key(1, "tokens per segment: the values stand at its ends")
     seed: int = cli.key(0, "of problems, completions and continuations")
-    device: str = cli.key("auto", "where the model runs", "auto|cpu|cuda|cuda:N")
-    runs_dir: str = cli.key("runs", "where the runs are", "FOLDER")
+    device: str = cli.key("auto", "where the model runs", "auto|cpu|cuda|cuda:N", local="trainer.device")
+    runs_dir: str = cli.key("runs", "where the runs are", "FOLDER", local="runs_dir")
     out: str = cli.key("", "where the page goes", "FOLDER", unset="reports/SWEEP/credit")
 
 
@@ -40,8 +40,7 @@ COMMAND = cli.named("credit", CreditOptions, __doc__ or "")
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the command and return its exit code."""
     words = list(sys.argv[1:] if argv is None else argv)
-    asked = ["--help"] if "help" in words else words
-    return cli.run(COMMAND, asked, lambda options: _credit(options, words))
+    return cli.run(COMMAND, words, lambda options: _credit(options, words))
 
 
 def _credit(options: CreditOptions, words: list[str]) -> int:

@@ -16,8 +16,7 @@ from grpo_sweeps.engine.rollouts import Rollout, row_seed
 from grpo_sweeps.loop.continuations import Prefix, continued, edges_of
 from grpo_sweeps.loop.rollouts import reward_of
 from grpo_sweeps.loop.setup import Setup
-from grpo_sweeps.spectra import Array
-from grpo_sweeps.types import Problem
+from grpo_sweeps.types import Array, Problem
 
 
 @dataclass(frozen=True)

@@ -35,7 +35,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from grpo_sweeps.maths.intervals import Interval, mean_interval
-from grpo_sweeps.spectra import Array
+from grpo_sweeps.types import Array
 
 LEAST_CONTINUATIONS = 3  # `squared_surprise` needs two others beside each
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import ArrayLike
 
-from grpo_sweeps.estimators.group import Array
+from grpo_sweeps.types import Array
 
 AGGREGATIONS = ("sum", "length", "token_mean", "constant")
 

@@ -9,7 +9,8 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import ArrayLike
 
-from grpo_sweeps.estimators.group import Array, check_scale, grpo
+from grpo_sweeps.estimators.group import Ddof, Eps, check_scale, grpo
+from grpo_sweeps.types import Array
 
 
 def batch_mean(rewards_GR: ArrayLike) -> Array:
@@ -37,7 +38,7 @@ def batch_mean(rewards_GR: ArrayLike) -> Array:
     return rewards - rewards.mean()
 
 
-def reinforce_plus_plus(rewards_GR: ArrayLike, ddof: int = 0, eps: float = 1e-8) -> Array:
+def reinforce_plus_plus(rewards_GR: ArrayLike, ddof: Ddof = 0, eps: Eps = 1e-8) -> Array:
     """Mean and standard deviation of the step: A_i = (r_i - mean) / (std + eps) over N sequences (REINFORCE++, arXiv
     2501.03262).
 
@@ -60,7 +61,7 @@ def reinforce_plus_plus(rewards_GR: ArrayLike, ddof: int = 0, eps: float = 1e-8)
     return _over_step_std(batch_mean(rewards_GR), ddof, eps)
 
 
-def reinforce_plus_plus_baseline(rewards_GR: ArrayLike, ddof: int = 0, eps: float = 1e-8) -> Array:
+def reinforce_plus_plus_baseline(rewards_GR: ArrayLike, ddof: Ddof = 0, eps: Eps = 1e-8) -> Array:
     """Group mean, then the step's standard deviation: A_i = c_i / (std_N(c) + eps), c_i = r_i - mean of its group
     (REINFORCE++-baseline, arXiv 2501.03262).
 

@@ -16,8 +16,9 @@ import numpy as np
 
 from grpo_sweeps.estimators.batch import batch_mean, reinforce_plus_plus, reinforce_plus_plus_baseline
 from grpo_sweeps.estimators.foreign import on_arrays, takes_lengths
-from grpo_sweeps.estimators.group import Array, dapo, dr_grpo, grpo, grpo_std, opo, rloo
+from grpo_sweeps.estimators.group import dapo, dr_grpo, grpo, grpo_std, opo, rloo
 from grpo_sweeps.estimators.reinforce import reinforce
+from grpo_sweeps.types import Array
 
 Kind = Literal[
     "none", "group mean", "leave-one-out", "std", "group mean by length", "step mean", "step mean and std",

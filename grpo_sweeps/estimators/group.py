@@ -7,10 +7,15 @@ standard deviation.
 
 from __future__ import annotations
 
-import numpy as np
-from numpy.typing import ArrayLike, NDArray
+from typing import Annotated
 
-Array = NDArray[np.float64]
+import numpy as np
+from numpy.typing import ArrayLike
+
+from grpo_sweeps.types import Array, Within
+
+Ddof = Annotated[int, Within(0, 1)]
+Eps = Annotated[float, Within(0)]
 
 
 def check_scale(ddof: int, eps: float, count: str) -> None:
@@ -40,7 +45,7 @@ def grpo(rewards_GR: ArrayLike) -> Array:
     return _zero_where_equal(rewards, rewards - rewards.mean(axis=1, keepdims=True))
 
 
-def grpo_std(rewards_GR: ArrayLike, ddof: int = 1, eps: float = 1e-4) -> Array:
+def grpo_std(rewards_GR: ArrayLike, ddof: Ddof = 1, eps: Eps = 1e-4) -> Array:
     """Group mean and standard deviation: A_i = (r_i - mean) / (std + eps) (DeepSeekMath, arXiv 2402.03300).
 
     Only the standard deviation differs from `grpo`; there is no clipping here. `ddof` = 1 divides the squared
@@ -105,7 +110,7 @@ def dr_grpo(rewards_GR: ArrayLike) -> Array:
     return grpo(rewards_GR)
 
 
-def dapo(rewards_GR: ArrayLike, ddof: int = 1, eps: float = 1e-6) -> Array:
+def dapo(rewards_GR: ArrayLike, ddof: Ddof = 1, eps: Eps = 1e-6) -> Array:
     """DAPO: A_i = (r_i - mean) / (std + eps) (arXiv 2503.14476).
 
     The advantage is that of `grpo_std`; the loss is averaged over the step's tokens: `aggregation=token_mean`, which

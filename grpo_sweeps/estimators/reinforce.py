@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import ArrayLike
 
-from grpo_sweeps.estimators.group import Array
+from grpo_sweeps.types import Array
 
 
 def reinforce(rewards_GR: ArrayLike) -> Array:

@@ -22,8 +22,7 @@ from torch import Tensor
 from grpo_sweeps.engine.rollouts import Rollout, completion_text, row_seed
 from grpo_sweeps.loop.rollouts import reward_of
 from grpo_sweeps.loop.setup import Setup
-from grpo_sweeps.spectra import Array
-from grpo_sweeps.types import Problem
+from grpo_sweeps.types import Array, Problem
 
 Prefix = tuple[int, tuple[int, ...]]
 """Number of the problem, and the tokens of the completion so far."""

@@ -27,7 +27,7 @@ class Options:
     """The command's keys."""
 
     sweep: str | None = cli.key(None, "the sweep to report on", "NAME", unset="the one last written to")
-    runs_dir: str = cli.key("runs", "where the runs are", "DIR")
+    runs_dir: str = cli.key("runs", "where the runs are", "DIR", local="runs_dir")
     out: str | None = cli.key(None, "where the report goes", "DIR", unset="reports/NAME")
     commits: str | None = cli.key(
         None,

@@ -64,7 +64,7 @@ def enumerate_all(options: TheoryOptions) -> dict[str, Budget]:
 
 
 def judge(options: TheoryOptions, budgets: dict[str, Budget], turns: Sequence[Enumeration]) -> list[ExactClaim]:
-    """Every claim, C1 to C15 and U1, judged on the first policy and, where one is not enough, on all of them."""
+    """Every claim, in the order of `paper.STATEMENTS`, judged on the first policy or, where one is too few, on all."""
     rng = np.random.default_rng(options.seed)
     first = next(iter(budgets.values()))
     prompts = [o for one in budgets.values() for o in one.prompts]

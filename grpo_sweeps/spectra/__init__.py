@@ -1,7 +1,6 @@
 """The spectrum of a group's gradient matrix: its ranks and their nulls (`ranks`), rollouts of one text (`equal`), how
 exactly a Gram is known (`floor`), and what a step logs of its groups (`records`)."""
 
-from grpo_sweeps.spectra.equal import Array
 from grpo_sweeps.spectra.ranks import (
     ROUNDING_FLOOR,
     absolute_error,
@@ -37,7 +36,6 @@ from grpo_sweeps.spectra.ranks import (
 
 __all__ = [
     "ROUNDING_FLOOR",
-    "Array",
     "absolute_error",
     "centred",
     "centred_eigenvalues",

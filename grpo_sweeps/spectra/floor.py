@@ -10,10 +10,10 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from grpo_sweeps.spectra.ranks import (
-    Array,
     effective_rank,
     entropy_rank,
 )
+from grpo_sweeps.types import Array
 
 EPS = {"float64": 2.0**-52, "float32": 2.0**-23, "float16": 2.0**-10, "bfloat16": 2.0**-7}
 

@@ -31,7 +31,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike
 
-from grpo_sweeps.spectra.equal import Array, centred_rank_bound, merged, merged_weights
+from grpo_sweeps.spectra.equal import centred_rank_bound, merged, merged_weights
+from grpo_sweeps.types import Array
 
 ROUNDING_FLOOR = 2.0**-46
 """Least relative precision assumed of a float64 Gram: 64 units in the last place, for the sums behind its entries."""

@@ -9,12 +9,13 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NoReturn
 
-from grpo_sweeps.cli import VERSION
+from grpo_sweeps import machine
+from grpo_sweeps.cli import MOST_SHOWN, VERSION, twice
 from grpo_sweeps.paths import conf_dir
 from grpo_sweeps.types import ConfigError
 
 PROGRAM = "python -m grpo_sweeps.run"
-GLOBAL = re.compile(r"^#\s*@package\s+_global_\s*$", re.MULTILINE)  # the header of a file in conf/local
+MOST_NAME = 255  # bytes of the name of a file, on every common file system
 
 
 def parse(argv: Sequence[str]) -> tuple[argparse.Namespace, argparse.ArgumentParser]:
@@ -34,9 +35,12 @@ def parse(argv: Sequence[str]) -> tuple[argparse.Namespace, argparse.ArgumentPar
         raise ConfigError(f"{' '.join(files)}: one sweep at a time; give one +sweeps=NAME")
     if args.resolve and not (args.cfg or args.help):
         raise ConfigError("--resolve: belongs to --cfg; write --cfg job --resolve, or leave it out")
+    _check_length(f"--config-dir {args.config_dir}", args.config_dir or "")
     _check_groups(args.overrides)
-    places = [Path(folder) / "local" for folder in (conf_dir(), args.config_dir) if folder]
-    _check_local(places)
+    _check_twice(args.overrides)
+    places = [Path(folder) / machine.FOLDER for folder in (conf_dir(), args.config_dir) if folder]
+    for path in (path for place in places for path in sorted(place.glob("*.yaml"))):
+        machine.checked(path)
     if not any(place.is_dir() for place in places):  # Hydra then knows no group of that name
         args.overrides = [item for item in args.overrides if _key(item) != "local"]
     if files:
@@ -55,17 +59,6 @@ def command_of(hydra_config: Any) -> str:
     return " ".join([PROGRAM, *(["-m"] if several else []), *(shlex.quote(item) for item in shown)])
 
 
-def _check_local(places: Sequence[Path]) -> None:
-    """Refuse a machine's file whose keys would go nowhere; those of launchers have a package of their own."""
-    for path in (path for place in places for path in sorted(place.glob("*.yaml"))):
-        try:
-            text = path.read_text(encoding="utf-8")
-        except (OSError, UnicodeDecodeError) as error:
-            raise ConfigError(f"{path}: cannot be read ({' '.join(str(error).split())})") from error
-        if not path.stem.startswith("submitit_") and not GLOBAL.search(text):
-            raise ConfigError(f"{path}: its first line has to be '# @package _global_', see docs/local.md")
-
-
 def _check_groups(overrides: Sequence[str]) -> None:
     """Require one choice per group: Hydra silently takes the last of two, and the schema's defaults without any."""
     groups = {path.parent.relative_to(conf_dir()).as_posix() for path in conf_dir().rglob("*.yaml")} - {"."}
@@ -73,6 +66,8 @@ def _check_groups(overrides: Sequence[str]) -> None:
     given: dict[str, str] = {}
     for item in overrides:
         key = _key(item)
+        if key in groups or key == "sweeps":
+            _check_length(item, item.partition("=")[2])
         if key not in groups:
             continue
         if item.startswith("~"):
@@ -82,6 +77,23 @@ def _check_groups(overrides: Sequence[str]) -> None:
                 f"{given[key]} {item}: two choices of one group; give one (with -m, {key}=A,B is an axis)"
             )
         given[key] = item
+
+
+def _check_twice(overrides: Sequence[str]) -> None:
+    """Require one value per key: Hydra silently takes the last of two."""
+    given: dict[str, list[str]] = {}
+    for item in overrides:
+        if "=" in item and not item.startswith("~"):
+            given.setdefault(_key(item), []).append(item)
+    for key, items in given.items():
+        if len(items) > 1:
+            raise ConfigError(f"{twice(key, items)} (with -m, {key}=A,B is an axis)")
+
+
+def _check_length(word: str, value: str) -> None:
+    """Refuse the name of a file or folder that no file system can hold; Hydra lets the error of the system through."""
+    if any(len(name.encode()) > MOST_NAME for name in re.split("[,/]", value)):
+        raise ConfigError(f"{word[:MOST_SHOWN]}...: a name of at most {MOST_NAME} bytes is needed")
 
 
 def _key(override: str) -> str:

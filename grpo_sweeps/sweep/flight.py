@@ -226,7 +226,7 @@ def page(flight: Flight, plan: Plan, params: Mapping[str, Any]) -> list[str]:
     """The lines of the page. params: the launcher's, which say how many GPUs a run is given."""
     lines = [*_head(flight, plan), ""]
     if flight.rows:
-        lines += [*_times(flight), "", *_measured(flight), *_expected(flight, plan, params), ""]
+        lines += [*_times(flight), "", *_measured(flight), *_expected(flight, plan, params), *disk(plan), ""]
     lines.append("What looks wrong")
     wrong = flight.wrong
     lines += [line for sentence in wrong for line in _wrapped(f"- {plain(sentence)}", "  ", "    ")]
@@ -397,6 +397,18 @@ def _expected(flight: Flight, plan: Plan, params: Mapping[str, Any]) -> list[str
         text += f"; all {len(plan.runs)} runs {_duration(sum(seconds.values()), gpus)}, one after the other"
     basis = "from step 2 here, scaled by each run's rollouts and parameters; evaluation at its sampling pace"
     return _item("expected", f"{text} ({basis})")
+
+
+def disk(plan: Plan) -> list[str]:
+    """What is free in the folder of the runs, and what their checkpoints take by estimate."""
+    runs_dir = plan.runs[0].config.runs_dir
+    free = f"runs_dir={runs_dir}: {preflight.free_bytes(runs_dir) / preflight.GB:.1f} GB are free"
+    needs = [preflight.kept_bytes(run.config, preflight.model_folder(run.config.model)) for run in plan.runs]
+    if not all(needs):
+        return _item("disk", plain(f"{free}; what the checkpoints take is not known"))
+    text = f"{free}, checkpoints of one run take about {max(needs) / preflight.GB:.3g} GB"
+    text += f", of all {len(needs)} runs {sum(needs) / preflight.GB:.3g}" if len(needs) > 1 else ""
+    return _item("disk", plain(text))
 
 
 def _duration(seconds: float, gpus: int) -> str:

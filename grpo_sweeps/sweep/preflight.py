@@ -144,17 +144,23 @@ def checkpoint_bytes(config: RunConfig, folder: Path | None) -> int:
     return count * (12 + (2 if BYTES[config.model.dtype] == 2 else 0))
 
 
+def kept_bytes(config: RunConfig, folder: Path | None) -> int:
+    """Estimated size of the checkpoints that a run keeps and the one that is being written."""
+    return checkpoint_bytes(config, folder) * (config.trainer.keep_checkpoints + 1)
+
+
+def free_bytes(runs_dir: str) -> int:
+    """What is free where the runs will be."""
+    path = Path(runs_dir).absolute()
+    return shutil.disk_usage(next(place for place in (path, *path.parents) if place.exists())).free
+
+
 def _space(configs: Sequence[RunConfig], folders: Mapping[ModelConfig, Path | None]) -> Found:
     """Check that the disk has room for the checkpoints that are kept and the one that is being written."""
     if not configs:
         return Found()
-    runs_dir = Path(configs[0].runs_dir)
-    nearest = next(place for place in (runs_dir.absolute(), *runs_dir.absolute().parents) if place.exists())
-    free = shutil.disk_usage(nearest).free
-    needs = [
-        checkpoint_bytes(config, folders.get(config.model)) * (config.trainer.keep_checkpoints + 1)
-        for config in configs
-    ]
+    free = free_bytes(configs[0].runs_dir)
+    needs = [kept_bytes(config, folders.get(config.model)) for config in configs]
     text = f"runs_dir={configs[0].runs_dir}: {free / GB:.1f} GB are free, and"
     if max(needs) > free:
         most = max(needs) / GB

@@ -17,8 +17,9 @@ import hashlib
 import random
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from typing import Annotated
 
-from grpo_sweeps.types import ConfigError, Problem, TaskData
+from grpo_sweeps.types import ConfigError, Problem, TaskData, Within
 
 NAMES = (
     "Ana", "Ben", "Cleo", "Dan", "Eva", "Finn", "Gus", "Hana", "Ivo", "Jun", "Kim", "Leo", "Mia", "Noor", "Omar", "Pia",
@@ -60,11 +61,11 @@ TEMPLATES = (
 
 
 def arithmetic(
-    seed: int = 0,
-    n_train: int = 8192,
-    n_held_out: int = 512,
-    max_number: int = 50,
-    max_factor: int = 9,
+    seed: Annotated[int, Within(0)] = 0,
+    n_train: Annotated[int, Within(1)] = 8192,
+    n_held_out: Annotated[int, Within(1)] = 512,
+    max_number: Annotated[int, Within(3)] = 50,
+    max_factor: Annotated[int, Within(2)] = 9,
     steps: Sequence[int] = (1, 2),
 ) -> TaskData:
     """Problems of `steps` calculations each with + - *, results positive. The same arguments give the same problems.

@@ -22,7 +22,16 @@ from typing import Any, TextIO
 import grpo_sweeps
 from grpo_sweeps.config import TrackingConfig
 from grpo_sweeps.tracking.provenance import redact
-from grpo_sweeps.tracking.tracker import BUILT_IN, LOCAL, NotInstalled, Tracker, TrackerError, copied_by, load
+from grpo_sweeps.tracking.tracker import (
+    BUILT_IN,
+    LOCAL,
+    NotInstalled,
+    Tracker,
+    TrackerError,
+    copied_by,
+    load,
+    prepared_by,
+)
 from grpo_sweeps.types import ConfigError
 
 URI = "GRPO_SWEEPS_TRACKING_URI"  # tells a child the address, since every user of the machine can read its command line
@@ -273,7 +282,7 @@ def prepare(tracking: TrackingConfig) -> int:
     """Make the tracker's place for `sync --init`; says so and returns the exit code."""
     tracker = _loaded(tracking)
     try:
-        tracker.prepare()
+        prepared_by(tracker)
     except (TrackerError, OSError) as error:
         print(redact(str(error)), file=sys.stderr)
         return 1

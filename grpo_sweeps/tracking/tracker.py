@@ -127,6 +127,22 @@ def load(tracking: TrackingConfig) -> Tracker | None:
     return made
 
 
+def prepared_by(tracker: Tracker) -> None:
+    """Call `tracker.prepare`. A fault in a tracker of the user's own is one sentence.
+
+    Raises:
+        TrackerError, OSError: as `Tracker.prepare`; the first also for any other error of a user's own tracker.
+    """
+    try:
+        tracker.prepare()
+    except (TrackerError, OSError, ConfigError):
+        raise
+    except Exception as error:
+        if _ours(tracker):
+            raise
+        raise _fault(tracker, "prepare", error) from error
+
+
 def copied_by(tracker: Tracker, sweep_dir: Path, only: str | None, wait: float) -> Copied | None:
     """What `tracker.copy` returns. A fault in a tracker of the user's own is one sentence, and its copy is tried again.
 
@@ -138,12 +154,22 @@ def copied_by(tracker: Tracker, sweep_dir: Path, only: str | None, wait: float) 
     except (TrackerError, OSError, ConfigError):
         raise
     except Exception as error:
-        if type(tracker).__module__.startswith("grpo_sweeps."):
+        if _ours(tracker):
             raise
-        raise TrackerError(f"{tracker.name}: copy failed ({type(error).__name__}: {error}).") from error
+        raise _fault(tracker, "copy", error) from error
     if copied is not None and not isinstance(copied, Copied):
         raise TrackerError(f"{tracker.name}: copy returned {copied!r}; a Copied or None is needed.")
     return copied
+
+
+def _ours(tracker: Tracker) -> bool:
+    return type(tracker).__module__.startswith("grpo_sweeps.")
+
+
+def _fault(tracker: Tracker, method: str, error: Exception) -> TrackerError:
+    """One sentence that names the tracker, its method and an error that the protocol does not know."""
+    reason = " ".join(f"{type(error).__name__}: {error}".split())
+    return TrackerError(f"{tracker.name}: {method} failed ({reason}).")
 
 
 def shared(tracking: TrackingConfig) -> bool:

@@ -45,6 +45,23 @@ CASES: dict[str, tuple[str, ...]] = {
     "trainer.prompts=100000": ("trainer.prompts=100000: at most 65536",),
     "model.lora.r=100000": ("model.lora.r=100000: at most 4096",),
     f"runs_dir={'x' * 300}": ("runs_dir=xxx", "a folder is needed"),
+    f"model.path={'x' * 5000} dry_run=true": ("model.path=xxx", "...: a path that the file system can hold is needed"),
+    f"task=gsm8k task.path={'x' * 5000} dry_run=true": ("task.path=xxx", "...: a path that the file system can hold"),
+    f"model={'x' * 5000}": ("model=xxx", "...: a name of at most 255 bytes is needed"),
+    f"+sweeps={'x' * 5000}": ("+sweeps=xxx", "...: a name of at most 255 bytes is needed"),
+    f"--config-dir {'x' * 5000} R=2": ("--config-dir xxx", "...: a name of at most 255 bytes is needed"),
+    # ranges that a function's signature declares, in a dry run as well
+    "reward=random reward.p=2": ("reward.p=2: a number from 0 to 1 is needed",),
+    "-m R=2,4 reward=random reward.p=-0.5,0.5 dry_run=true": ("reward.p=-0.5: a number from 0 to 1 is needed",),
+    "estimator=grpo_std estimator.ddof=2 dry_run=true": ("estimator.ddof=2: a number from 0 to 1 is needed",),
+    "estimator=dapo estimator.eps=-1": ("estimator.eps=-1: 0 or more is needed",),
+    "estimator=reinforce_plus_plus estimator.ddof=-1": ("estimator.ddof=-1: a number from 0 to 1",),
+    "task.n_train=0 dry_run=true": ("task.n_train=0: 1 or more is needed",),
+    "task.max_number=2 dry_run=true": ("task.max_number=2: 3 or more is needed",),
+    # given twice
+    "R=2 R=4": ("R=2 R=4: R is given twice; give it once (with -m, R=A,B is an axis)",),
+    "-m R=2 seed=0 R=4,8": ("R=2 R=4,8: R is given twice",),
+    "trainer.lr=1 seed=0 ++trainer.lr=1 trainer.lr=2": ("trainer.lr=1 ++trainer.lr=1 trainer.lr=2: ", "given 3 times"),
     # types
     "R=x": ("R=x: an integer is expected",),
     "trainer.lr=abc": ("trainer.lr=abc: a number is expected",),

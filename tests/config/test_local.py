@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import shutil
 from pathlib import Path
 
@@ -62,6 +63,45 @@ def test_a_launcher_has_a_file_of_its_own(checkout: Path) -> None:
 def test_another_file_or_none_is_chosen_by_name(checkout: Path) -> None:
     assert run_config("local=other").runs_dir == "others"
     assert run_config("local=none").runs_dir == "runs"
+
+
+@pytest.mark.parametrize("name", ["status", "report", "cancel", "sync", "credit"])
+def test_commands_take_their_defaults_from_it(
+    name: str, checkout: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    command = importlib.import_module(f"grpo_sweeps.{name}" + ".__main__" * (name in ("report", "credit")))
+    assert command.COMMAND.parse([]).runs_dir == "elsewhere"
+    assert command.COMMAND.parse(["runs_dir=mine"]).runs_dir == "mine"
+    assert command.main(["--help"]) == 0 and "(default: elsewhere)" in capfd.readouterr().out
+    assert command.main(["sweep=s"]) == 2 and "runs_dir=elsewhere" in capfd.readouterr().err
+    default = checkout / "conf" / "local" / "default.yaml"
+    monkeypatch.setenv("PLACE", "scratch")
+    default.write_text("# @package _global_\nruns_dir: ${oc.env:PLACE}/runs\n")
+    assert command.COMMAND.parse([]).runs_dir == "scratch/runs"
+    for content in (
+        "# @package _global_\nruns_dir: ${oc.env:NO_SUCH}\n",
+        "# @package _global_\nruns_dir: [\n",
+        "R: 3\n",
+    ):
+        default.write_text(content)
+        assert command.main(["sweep=s"]) == 2
+        said = capfd.readouterr().err
+        assert said.startswith(f"error: {default}: ") and said.count("\n") == 1
+    shutil.rmtree(default.parent)
+    assert command.COMMAND.parse([]).runs_dir == "runs"
+
+
+def test_credit_takes_the_device_and_init_the_tracker(checkout: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from grpo_sweeps import sync
+    from grpo_sweeps.credit.__main__ import COMMAND
+    from grpo_sweeps.tracking import mirror
+
+    assert COMMAND.parse([]).device == "cpu" and COMMAND.parse(["device=cuda"]).device == "cuda"
+    made = []
+    monkeypatch.setattr(mirror, "prepare", lambda tracking: made.append(tracking) or 0)
+    assert sync.main(["--init"]) == sync.main(["--init", "uri=http://127.0.0.1:8"]) == 0
+    assert [(one.kind, one.uri) for one in made] == [("mlflow", "http://127.0.0.1:9"), ("mlflow", "http://127.0.0.1:8")]
 
 
 @pytest.mark.parametrize("content", [b"", b"runs_dir: elsewhere\n", b"# @package _global_\nruns_dir: caf\xe9\n"])

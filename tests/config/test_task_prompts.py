@@ -8,14 +8,21 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+import yaml
 
 from grpo_sweeps.config import RunConfig
 from grpo_sweeps.loop.setup import Setup
+from grpo_sweeps.paths import conf_dir
 from grpo_sweeps.rewards.parsing import MARKER, verdict
 from grpo_sweeps.types import Problem
 from tests.composing import run_config as configured
 
 PROBLEM = Problem("p", "Ana has {a} bags of 9 pens: 18 pens?", "18")
+TASKS = sorted(  # those with a function; custom waits for one
+    path.stem
+    for path in (conf_dir() / "task").glob("*.yaml")
+    if yaml.safe_load(path.read_text(encoding="utf-8"))["_target_"] != "???"
+)
 PRETRAINED = ("smollm2_135m", "qwen2_5_coder_0_5b")
 
 
@@ -25,7 +32,7 @@ def shown(config: RunConfig) -> str:
 
 
 @pytest.mark.parametrize("model", [*PRETRAINED, "smollm2_135m model.chat_template=false"])
-@pytest.mark.parametrize("task", ["gsm8k", "arithmetic"])
+@pytest.mark.parametrize("task", TASKS)
 def test_the_prompt_asks_for_the_strict_answer(task: str, model: str) -> None:
     config = configured(f"task={task}", *f"model={model}".split())
     text = shown(config)
@@ -39,6 +46,10 @@ def test_the_prompt_asks_for_the_strict_answer(task: str, model: str) -> None:
     for a, sign, b, result in re.findall(r"(\d+) ([*+-]) (\d+) = (\d+)", text):
         assert int(result) == {"*": int(a) * int(b), "+": int(a) + int(b), "-": int(a) - int(b)}[sign]
     assert verdict(f"There are 9 * 2 = 18 pens.\n{MARKER} 18", PROBLEM.answer).strict
+
+
+def test_there_are_tasks_to_ask() -> None:
+    assert {"arithmetic", "gsm8k"} <= set(TASKS) and "custom" not in TASKS
 
 
 def test_the_plain_text_ends_where_a_base_model_goes_on_with_the_answer() -> None:

@@ -142,7 +142,8 @@ def said(words: list[str], capsys: pytest.CaptureFixture[str]) -> str:
     ],
 )
 def test_a_bad_command_is_one_sentence(runs: Path, words: list[str], sentence: str, capsys) -> None:
-    assert sentence in said([f"runs_dir={runs}", *words], capsys)
+    place = [] if "runs_dir=nowhere" in words else [f"runs_dir={runs}"]
+    assert sentence in said([*place, *words], capsys)
 
 
 def test_a_run_without_a_checkpoint_is_refused(runs: Path, tmp_path: Path, capsys) -> None:

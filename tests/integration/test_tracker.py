@@ -87,6 +87,11 @@ class Broken(FileTracker):
         raise ZeroDivisionError("my tracker divides by 0")
 
 
+class Unready(FileTracker):
+    def prepare(self) -> None:
+        raise ZeroDivisionError("my tracker\ndivides by 0")
+
+
 class Talkative(FileTracker):
     def copy(self, sweep_dir: Path, only: str | None = None, wait: float = 0.0) -> Any:
         return "all copied"
@@ -202,6 +207,14 @@ def test_a_fault_in_a_tracker_is_one_sentence(
     assert sync.main(["sweep=small", *words]) == 1
     said = capsys.readouterr().err
     assert sentence in said and said.count("\n") == 1
+
+
+@pytest.mark.parametrize("words", [[], ["experiment=e"]])
+def test_a_fault_in_making_the_place_is_one_sentence(
+    words: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert sync.main(["--init", f"tracker={HERE}.Unready", f"uri={tmp_path / 'copy.json'}", *words]) == 1
+    assert capsys.readouterr().err == "a file: prepare failed (ZeroDivisionError: my tracker divides by 0).\n"
 
 
 def test_a_run_that_is_not_there_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -16,7 +16,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -52,6 +52,12 @@ SWEEP = (
     "hydra/launcher=submitit_slurm", "hydra.launcher.mem_gb=2", "hydra.launcher.cpus_per_task=1",
     "hydra.launcher.gpus_per_node=0", "hydra.launcher.timeout_min=5", "hydra.launcher.signal_delay_s=10",
 )  # fmt: skip
+
+
+def sweep_words(words: Sequence[str]) -> list[str]:
+    """The words of a sweep, those given in place of the usual ones of the same key."""
+    given = {word.partition("=")[0] for word in words}
+    return [*(word for word in SWEEP if word.partition("=")[0] not in given), *words]
 
 
 def missing_node() -> str | None:
@@ -100,12 +106,12 @@ class Workplace:
 
     def sweep(self, *words: str, timeout: float = 180) -> subprocess.CompletedProcess[str]:
         """A sweep of the stand-in on SLURM, to its end."""
-        return self.call("run", "-m", *SWEEP, *words, timeout=timeout)
+        return self.call("run", "-m", *sweep_words(words), timeout=timeout)
 
     def start_sweep(self, *words: str) -> subprocess.Popen[str]:
         """The same in the background."""
         process = subprocess.Popen(
-            self.command("run", "-m", *SWEEP, *words), cwd=self.path, env=self.environment, text=True,
+            self.command("run", "-m", *sweep_words(words)), cwd=self.path, env=self.environment, text=True,
             stdout=subprocess.DEVNULL, stderr=subprocess.PIPE,
         )  # fmt: skip
         self.started.append(process)

@@ -107,6 +107,13 @@ def test_the_weights_of_std_scaling_are_those_computed() -> None:
     assert rows == {str(R): [f"{weight_on(grpo_std, p, R):.3f}" for p in rates] for R in (2, 4, 8, 16)}
 
 
+def test_no_sentence_counts_the_claims() -> None:
+    """A range of their names would be false after the next claim."""
+    files = [*(ROOT / "docs").rglob("*.md"), *ROOT.glob("*.md"), *(ROOT / "grpo_sweeps").rglob("*.py")]
+    counted = re.compile(r"\bC1\s*(?:to|-|–|\.\.+)\s*C\d+\b")
+    assert not [path.relative_to(ROOT) for path in files if counted.search(path.read_text(encoding="utf-8"))]
+
+
 def test_the_verdicts_are_those_of_the_theory_report() -> None:
     options = TheoryOptions(policies=1, prompts=2, draws=1000)
     rows = table(page_of(CLAIMS, "README"), "| claim | where | about | on an exact policy | seen in |")

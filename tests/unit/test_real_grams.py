@@ -17,7 +17,6 @@ import pyarrow.parquet as pq
 import pytest
 import yaml
 
-from grpo_sweeps.report.build import build
 from grpo_sweeps.report.claims import rules
 from grpo_sweeps.report.claims.ranks import rank_of_few
 from grpo_sweeps.report.read.query import load_sweep
@@ -30,9 +29,7 @@ from grpo_sweeps.tracking.local import LocalRecord, read_groups
 from grpo_sweeps.tracking.status import RunStatus, write_status
 from grpo_sweeps.types import GroupRecord
 from tests.floors import floor_interval
-from tests.unit.report.conftest import config_of, undrawn
-
-__all__ = ["undrawn"]
+from tests.unit.report.conftest import config_of
 
 FILE = Path(__file__).parents[1] / "data" / "real_grams" / "qwen2_5_coder_0_5b_R8.json"
 GROUPS: list[dict[str, Any]] = json.loads(FILE.read_text())["groups"]
@@ -110,26 +107,6 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
     pq.write_table(pq.read_table(segment).drop_columns(["same_as"]), segment)
     assert all(is_older(g) for g in read_groups(run))
     return root
-
-
-@pytest.mark.usefixtures("undrawn")
-def test_a_report_of_older_records_has_the_values_of_their_grams(runs: Path, tmp_path: Path):
-    folder, claims = build("real", runs, tmp_path / "out", ["report"])
-    table = pd.read_csv(folder / "table1.csv")
-    groups = usable_groups(load_sweep("real", runs), "all", R)
-    assert len(groups) == len(GROUPS)
-    for name in VALUES:
-        mean = np.mean([g[name] for g in GROUPS])
-        assert groups[name].mean() == pytest.approx(mean, rel=1e-9)
-        assert table.at[0, name] == pytest.approx(mean, rel=1e-9)
-        low, high = (groups[f"{name}_floor_{end}"] for end in ("low", "high"))
-        assert (low < groups[name]).all() and (groups[name] < high).all()
-    page = (folder / "index.html").read_text()
-    assert "20 of 20 measured groups were recorded before" in page and "cosine of 1 - 1e-9" in page
-    assert "tolerance of the run&#39;s own check (0.0039)" in page
-    (c8,) = (c for c in claims if c.id == "C8")
-    (finding,) = c8.findings
-    assert c8.verdict == finding.verdict == rules.CONTRADICTED and finding.groups == len(GROUPS) < rules.MIN_GROUPS
 
 
 def test_twenty_groups_contradict_about_two_whatever_their_distribution(runs: Path):

@@ -21,7 +21,6 @@ from typing import Any
 
 import numpy as np
 import pandas as pd
-from numpy.typing import NDArray
 from scipy import special
 
 from grpo_sweeps.estimators.declared import kinds
@@ -35,7 +34,7 @@ from grpo_sweeps.report.claims.rules import UNDECIDED
 from grpo_sweeps.report.measure.pairs import LEAST_R, UNBIASED
 from grpo_sweeps.report.read.query import Sweep
 from grpo_sweeps.report.tables.pooled import records_of
-from grpo_sweeps.spectra import Array
+from grpo_sweeps.types import Array
 
 KINDS = kinds(lambda one: one.zero_sum_group and one.factor is not None)
 DECIDED = "decided"
@@ -193,7 +192,7 @@ def drawn(T: int, seed: int = 0) -> Array:
     return rng.multinomial(T, np.full(T, 1.0 / T), size=DRAWS).astype(np.float64)
 
 
-def _quantities(sums_BK: NDArray[np.float64], names: list[str], R: int, groups: float) -> dict[str, Array]:
+def _quantities(sums_BK: Array, names: list[str], R: int, groups: float) -> dict[str, Array]:
     """{quantity: (B,)} from sums over groups, the last column their number."""
     found = dict(zip(names, (sums_BK[:, :-1] / sums_BK[:, -1:]).T, strict=True))
     found["error_here"] = R * (found.pop("squares") - found["signal_of_mean"])

@@ -31,8 +31,8 @@ from grpo_sweeps.report.measure.pool import (
 )
 from grpo_sweeps.report.read.query import Sweep
 from grpo_sweeps.report.tables.pooled import clusters, records_of, with_ends
-from grpo_sweeps.spectra import Array
 from grpo_sweeps.spectra.records import same_rows
+from grpo_sweeps.types import Array
 
 COLUMNS = [
     "arm", "R", "size", "estimator", "pools", "prompts",

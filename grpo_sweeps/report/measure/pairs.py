@@ -20,7 +20,7 @@ import numpy as np
 
 from grpo_sweeps.maths import ustatistics
 from grpo_sweeps.report.measure.spectral import Groups
-from grpo_sweeps.spectra import Array
+from grpo_sweeps.types import Array
 
 PAIRS = (
     "gradient_norm", "pair_norm", "pair_all", "pair_square", "pair_right", "pair_wrong", "pair_between", "pair_null",

@@ -31,10 +31,9 @@ from typing import NamedTuple
 import numpy as np
 
 from grpo_sweeps import spectra
-from grpo_sweeps.spectra import Array
 from grpo_sweeps.spectra.equal import merged
 from grpo_sweeps.spectra.records import own_precision, same_rows
-from grpo_sweeps.types import GroupRecord
+from grpo_sweeps.types import Array, GroupRecord
 
 EMBEDDING, TIED, NORM, HEAD, OTHER = "embedding", "embedding+head", "norm", "head", "other"
 ALL = "all"  # the layer or the kind of what is not cut by it

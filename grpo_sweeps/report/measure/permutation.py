@@ -17,7 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from grpo_sweeps.report.measure.spectral import Groups
-from grpo_sweeps.spectra import Array
+from grpo_sweeps.types import Array
 
 PERMUTED = ("shuffle_p", "shuffle_mid_p", "shuffle_variance", "shuffle_assignments")
 MOST_ASSIGNMENTS = 20_000  # C(16, 8) = 12870 is within; beyond it a group is not tested

@@ -30,8 +30,8 @@ from grpo_sweeps import spectra
 from grpo_sweeps.estimators import grpo_std, rloo
 from grpo_sweeps.estimators.declared import DECLARATIONS, kinds
 from grpo_sweeps.maths.ustatistics import signal, square_by_size
-from grpo_sweeps.spectra import Array
 from grpo_sweeps.spectra.equal import Labels, first_equal, merged
+from grpo_sweeps.types import Array
 
 ESTIMATORS = kinds(lambda one: one.zero_sum_group and one.by_group)
 QUANTITIES = {

@@ -19,10 +19,10 @@ from grpo_sweeps.paper import TAILS
 from grpo_sweeps.report.measure.pairs import PAIRS, UNBIASED, pair_columns, unbiased_columns
 from grpo_sweeps.report.measure.permutation import PERMUTED, permutation_columns
 from grpo_sweeps.report.measure.spectral import NULL_DRAWS, SPECTRAL, Groups, spectral
-from grpo_sweeps.spectra import Array
 from grpo_sweeps.spectra.equal import Labels, same_as_by_cosine
 from grpo_sweeps.spectra.floor import coarsest, tolerance
 from grpo_sweeps.tracking.status import RecordError
+from grpo_sweeps.types import Array
 
 ADVANTAGES = (
     "advantage_sum", "weight_sum", "advantage_max", "advantage_square", "advantage_product", "reward_variance",

@@ -25,9 +25,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from grpo_sweeps import spectra
-from grpo_sweeps.spectra import Array
 from grpo_sweeps.spectra.equal import Labels, averaged, distinct_rows, merged_weights, same_rows_of_the_loss
 from grpo_sweeps.spectra.floor import energy_intervals, interval_of
+from grpo_sweeps.types import Array
 
 NULL_SEED = 2606_29238  # of the Gaussian null, beside the run's own
 _WORD = 2**64 - 1

@@ -17,9 +17,9 @@ from grpo_sweeps.models import tiny_path
 from grpo_sweeps.report.__main__ import main as report
 from grpo_sweeps.report.read.query import load_sweep
 from grpo_sweeps.report.remarks import wrong
-from grpo_sweeps.sweep import flight
+from grpo_sweeps.sweep import flight, preflight
 from grpo_sweeps.sweep.ledger import Decision
-from grpo_sweeps.sweep.plan import PlannedRun
+from grpo_sweeps.sweep.plan import Plan, PlannedRun
 from grpo_sweeps.tracking.status import RunStatus, read_status
 from tests.composing import run_config
 
@@ -154,14 +154,34 @@ def test_one_rollout_under_a_known_baseline_is_a_bad_command(place: Path, capfd:
 
 
 def test_check_of_a_good_run(place: Path, capfd: pytest.CaptureFixture[str]) -> None:
-    assert check.main([*BASE, "trainer.prompts=4"]) == 0
+    words = [word for word in BASE if not word.startswith("trainer.prompts=")]
+    assert check.main([*words, "trainer.prompts=4"]) == 0
     out = capfd.readouterr().out
     lines = out.splitlines()
     assert "Nothing looks wrong." in out and len(lines) <= 60 and max(map(len, lines)) <= 100
-    for part in ("sample", "backward", "update", "new tokens/s", "memory", "mixed", "null", "expected"):
+    for part in ("sample", "backward", "update", "new tokens/s", "memory", "mixed", "null", "expected", "disk"):
         assert part in out
     assert "step 1    step 2" in out and "before the first update (8 rollouts of 4 prompts)" in " ".join(out.split())
     assert left(place) == [], "no folder of runs, no store, no temporary folder"
+
+
+def test_the_page_tells_what_is_free_and_what_the_checkpoints_take(
+    place: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    runs = tuple(planned(place, R=R) for R in ("2", "4"))
+    plan = Plan(runs, tuple(run.identity for run in runs))
+    monkeypatch.setattr(preflight, "free_bytes", lambda runs_dir: 5_000_000_000)
+    one = preflight.checkpoint_bytes(runs[0].config, preflight.model_folder(runs[0].config.model))
+    kept = runs[0].config.trainer.keep_checkpoints + 1
+    assert one > 0
+    line = " ".join(" ".join(flight.disk(plan)).split())
+    assert line.startswith("disk ") and "runs_dir=runs: 5.0 GB are free" in line
+    assert (
+        f"checkpoints of one run take about {one * kept / 1e9:.3g} GB, of all 2 runs {2 * one * kept / 1e9:.3g}" in line
+    )
+    monkeypatch.setattr(preflight, "checkpoint_bytes", lambda config, folder: 0)
+    line = " ".join(" ".join(flight.disk(plan)).split())
+    assert line.endswith("5.0 GB are free; what the checkpoints take is not known")
 
 
 def planned(place: Path, **changes: Any) -> PlannedRun:

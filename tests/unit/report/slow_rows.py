@@ -19,10 +19,9 @@ from grpo_sweeps.report.measure.spectral import (
     RANK_NULLS,
     STD_EPS,
 )
-from grpo_sweeps.spectra import Array
 from grpo_sweeps.spectra.equal import merged
 from grpo_sweeps.spectra.records import own_precision, same_rows, same_texts
-from grpo_sweeps.types import GroupRecord
+from grpo_sweeps.types import Array, GroupRecord
 from tests.floors import floor_interval
 from tests.unit.report.slow_pairs import DTYPE, advantages, pairs_and_shuffles
 

@@ -2,13 +2,9 @@
 
 from __future__ import annotations
 
-import dataclasses
-
 import numpy as np
 import pytest
 
-from grpo_sweeps.publish.drawing import render
-from grpo_sweeps.report.build import build
 from grpo_sweeps.report.claims.rules import UNDECIDED
 from grpo_sweeps.report.design.best_size import (
     DRAWS,
@@ -17,9 +13,7 @@ from grpo_sweeps.report.design.best_size import (
     best_size,
     best_size_section,
     best_size_table,
-    best_sizes,
 )
-from grpo_sweeps.report.figures.group_size import best_size_figure
 from grpo_sweeps.report.read.query import load_sweep
 from tests.unit.report.exact_runs import enumerations, truth, write_exact
 
@@ -104,16 +98,3 @@ def test_steps_with_a_mixed_group_that_was_not_measured_are_left_out(exact, tmp_
     assert "1 steps" in best_size_section([found]).after[-1]
     sweep.groups["measured"] = False
     assert best_size(sweep, "all", 4).steps < 5
-
-
-def test_the_report_shows_it(drawn, tmp_path, undrawn):
-    out, _ = build("mean", drawn, tmp_path / "out", ["report"])
-    page = (out / "index.html").read_text()
-    assert 'id="best_size"' in page and "Error of the gradient by group size" in page and "best_size.csv" in page
-    assert {"best_size.csv", "best_size.png", "best_size.pdf"} <= {p.name for p in out.iterdir()}
-    sweep = load_sweep("mean", drawn)
-    sizes = best_sizes(sweep)
-    assert [one.R for one in sizes] == [2, 4]
-    (plot,) = best_size_figure(sweep, sizes)
-    assert "R = 4: R*" in plot.panels[0].alt and set(render(plot)) >= {"best_size_1.svg"}
-    assert best_size_figure(sweep, [dataclasses.replace(sizes[1], values={}, draws={})]) == []

@@ -1,4 +1,4 @@
-"""How training went, in the report: the table against a slow oracle, figures, page, other lengths and older records."""
+"""How training went, in the report: the table against a slow oracle, figures, other lengths and older records."""
 
 from __future__ import annotations
 
@@ -7,13 +7,11 @@ import math
 import re
 
 import numpy as np
-import pandas as pd
 import pytest
 from matplotlib import pyplot as plt
 from scipy import stats
 
 from grpo_sweeps.publish.drawing import render
-from grpo_sweeps.report.build import build
 from grpo_sweeps.report.figures.by_step import MARKS, MOST_ARMS, curves_figures
 from grpo_sweeps.report.read.query import load_sweep
 from grpo_sweeps.report.tables.logged import METRICS, SILENT, VALUES, WINDOWS, curve_table
@@ -182,18 +180,6 @@ def test_three_arms_are_drawn_and_the_caption_says_so(write, tmp_path):
     assert table["arm"].nunique() == 4 and len(training.panels) == 6 * MOST_ARMS
     assert "Drawn: the first 3 of 4 arms; curves.csv has them all." in training.caption
     assert training.panels[0].title == "lr=0.1, reward" and "for lr=0.3" in training.panels[12].alt
-
-
-def test_the_page_shows_training_before_the_ranks_and_other_figures_keep_their_numbers(runs, tmp_path, undrawn):
-    out, _ = build("learnt", runs, tmp_path, ["report"])
-    assert {"curves.csv", "curves.png", "curves.pdf", "noise.png", "noise.pdf"} <= {p.name for p in out.iterdir()}
-    frame = pd.read_csv(out / "curves.csv")
-    ends = [f"{name}{end}" for name in VALUES for end in ("", "_low", "_high")]
-    assert list(frame.columns) == ["arm", "R", "step", "first_step", "last_step", "runs", *ends] and len(frame) == 24
-    text = (out / "index.html").read_text()
-    marks = ('id="training"', "How training went.", "Figure 1.", "Figure 4.", "Figure 6. Every")
-    places = [text.index(mark) for mark in marks]
-    assert places == sorted(places) and 'href="#training"' in text and text.count('href="curves.csv"') == 2
 
 
 def test_older_records_have_silent_groups_all_the_same_and_no_ratio_of_noise(write, tmp_path):

@@ -1,4 +1,4 @@
-"""Rows of groups and their cache: against the slow way, segment by segment, damaged, foreign, read-only, resumed."""
+"""Rows of groups and their cache: against the slow way, segment by segment, damaged, foreign, read-only."""
 
 from __future__ import annotations
 
@@ -11,10 +11,9 @@ import pytest
 
 from grpo_sweeps.maths.feasibility import effective_rank_range, effective_rank_ranges
 from grpo_sweeps.maths.intervals import Clusters, mean_interval, mean_over
-from grpo_sweeps.report.build import build
 from grpo_sweeps.report.read import cache
 from grpo_sweeps.report.read.query import load_sweep
-from grpo_sweeps.tracking.local import LocalRecord, read_evals, read_groups, record_tables
+from grpo_sweeps.tracking.local import LocalRecord, read_groups, record_tables
 from tests.unit.report.slow_rows import group_rows
 
 TABLES = ("table1.csv", "ranks.csv", "by_k.csv", "claims.csv")
@@ -136,29 +135,6 @@ def test_records_are_read_when_asked_for_and_match_their_rows(one):
     assert sweep.record(-1).step == 11 and [r.group for r in sweep.records[:4]] == [0, 1, 2, 3]
     with pytest.raises(IndexError, match="there are 48 groups"):
         sweep.record(48)
-
-
-def test_resumed_and_clean_runs_give_the_same_tables(write, tmp_path, undrawn):
-    for root in ("clean", "resumed"):
-        for R in (2, 4):
-            write(tmp_path / root, "s", R, 0, steps=12)
-    for run in (tmp_path / "resumed" / "s").iterdir():
-        rest, evals = [r for r in read_groups(run) if r.step > 4], [e for e in read_evals(run) if e.step > 4]
-        cut_anew(run, (2, 7))
-        load(run)  # caches segments of which some will go
-        record = LocalRecord(run)
-        record.truncate_after(4)  # back to the checkpoint of step 4, in the middle of a segment
-        record.log_groups(rest[:8])
-        record.compact()
-        record.log_groups(rest[8:])
-        record.log_evals(evals)
-        with open(run / "grams" / "journal.jsonl", "a") as file:
-            file.write('{"step": 12, "prom')  # killed while it wrote
-    tables = {}
-    for root in ("clean", "resumed", "resumed"):
-        out, _ = build("s", tmp_path / root, tmp_path / "out", ["report"])
-        found = {name: (out / name).read_bytes() for name in TABLES}
-        assert tables.setdefault("first", found) == found
 
 
 def test_clusters_numbered_once_give_the_intervals_of_each_column_alone():

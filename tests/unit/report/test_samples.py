@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import shutil
 
-from grpo_sweeps.report.build import build
 from grpo_sweeps.report.page import samples, silent_cells
 from grpo_sweeps.report.read.query import load_sweep
 from grpo_sweeps.tracking.local import LocalRecord
@@ -52,20 +51,6 @@ def test_both_are_of_one_group_and_each_R_has_its_own(write, tmp_path):
     assert texts(tmp_path, 2)[0] == ["11/0/1", "11/0/0"] and texts(tmp_path, 4)[0] == ["11/0/0", "11/0/3"]
     shown = texts(tmp_path)[1]
     assert len({(row["R"], row["run"], row["step"]) for row in shown}) == 2
-
-
-def test_without_a_mixed_group_one_with_advantages_and_else_the_latest(write, tmp_path, undrawn):
-    runs = {R: bare(write, tmp_path, R) for R in (2, 4)}
-    for R, run in runs.items():
-        keep(run, 10, (1.0,) * R, baseline=0.0 if R == 2 else None)
-        keep(run, 20, (0.0,) * R)
-    two, shown = texts(tmp_path, 2)
-    assert two == ["10/0/0", "10/0/1"] and texts(tmp_path, 4)[0] == ["20/0/0", "20/0/3"]
-    assert silent_cells(shown) == "R = 4"
-    out, _ = build("s", tmp_path, tmp_path / "out", ["report"])
-    text = (out / "index.html").read_text()
-    assert "No kept group taught anything, and the latest is shown, for: R = 4." in text
-    assert "one group of rollouts from which the model learnt" in text
 
 
 def test_a_group_of_one_rollout_is_shown_once_and_none_is_no_fault(write, tmp_path):

@@ -71,7 +71,8 @@ def run(workplace: Path) -> Callable[..., int]:
     from grpo_sweeps.run import main
 
     def call(*arguments: str) -> int:
-        return main([*BASE, *arguments])
+        given = {word.partition("=")[0] for word in arguments}
+        return main([*(word for word in BASE if word.partition("=")[0] not in given), *arguments])
 
     return call
 

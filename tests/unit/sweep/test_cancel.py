@@ -2,12 +2,8 @@
 
 from __future__ import annotations
 
-import os
-import socket
-import subprocess
-import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -96,25 +92,6 @@ def test_a_job_that_stays_is_named(tmp_path: Path, slurm: Any) -> None:
     assert cancel(folder, wait_s=0.1, poll_s=0.02).problems == ("job 17: still in the queue after 0 s",)
 
 
-@pytest.fixture
-def stranger() -> Iterator[subprocess.Popen[bytes]]:
-    process = subprocess.Popen(["sleep", "60"])
-    yield process
-    process.kill()
-    process.wait()
-
-
-def test_a_process_that_is_no_command_of_ours_is_left_alone(tmp_path: Path, stranger: Any, slurm: Any) -> None:
-    slurm("")
-    folder = tmp_path / "runs" / "mine"
-    note(folder, "one", "running", host=socket.gethostname(), pid=stranger.pid)
-    found = cancel(folder, wait_s=1, poll_s=0.01)
-    assert found.problems == (f"one: process {stranger.pid} is no command of this package; end it yourself",)
-    assert stranger.poll() is None
-    note(folder, "two", "running", host=socket.gethostname(), pid=stranger.pid, pid_started=1)
-    assert len(cancel(folder, wait_s=1, poll_s=0.01).problems) == 1, "the id was given to another process"
-
-
 @pytest.mark.parametrize(
     ("words", "sentence"),
     [
@@ -128,7 +105,8 @@ def test_errors_are_one_sentence(
     tmp_path: Path, words: list[str], sentence: str, capfd: pytest.CaptureFixture[str]
 ) -> None:
     (tmp_path / "mine").mkdir()
-    assert main([f"runs_dir={tmp_path}", *words]) == 2
+    place = [] if "runs_dir=/nowhere" in words else [f"runs_dir={tmp_path}"]
+    assert main([*place, *words]) == 2
     err = capfd.readouterr().err
     assert sentence in err and err.count("\n") == 1
 
@@ -137,16 +115,3 @@ def test_nothing_to_cancel_is_well(tmp_path: Path, capfd: pytest.CaptureFixture[
     (tmp_path / "mine").mkdir()
     assert main([f"runs_dir={tmp_path}", "sweep=mine"]) == 0
     assert "sweep mine: nothing of it is queued or running" in capfd.readouterr().err
-
-
-def test_heavy_packages_stay_out(tmp_path: Path) -> None:
-    (tmp_path / "mine").mkdir()
-    program = (
-        "import sys; from grpo_sweeps.cancel import main; code = main([sys.argv[1], 'sweep=mine']); "
-        "print(code, sorted({'torch', 'mlflow', 'pandas', 'hydra', 'submitit'} & set(sys.modules)))"
-    )
-    done = subprocess.run(
-        [sys.executable, "-c", program, f"runs_dir={tmp_path}"],
-        capture_output=True, text=True, cwd=ROOT, check=True, env={**os.environ},
-    )  # fmt: skip
-    assert done.stdout.splitlines()[-1] == "0 []"

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import errno
 import fcntl
-import multiprocessing
 import os
 import socket
 import sys
@@ -45,27 +44,6 @@ def test_an_error_that_is_no_missing_lock_is_raised(tmp_path: Path, monkeypatch:
     monkeypatch.setattr(fcntl, "flock", broken)
     with pytest.raises(OSError, match="Input/output"), locks.only_writer(tmp_path):
         pass
-
-
-def contend(folder: Path, start: float, out: Any) -> None:
-    fcntl.flock = refuse  # type: ignore[assignment]
-    time.sleep(max(0.0, start - time.time()))
-    with locks.only_writer(folder, settle_s=0.5) as mine:
-        time.sleep(0.5)
-        out.put(mine is not None and mine())
-
-
-def test_of_many_without_locks_one_has_it(tmp_path: Path) -> None:
-    context = multiprocessing.get_context("fork")
-    out = context.Queue()
-    start = time.time() + 0.3
-    processes = [context.Process(target=contend, args=(tmp_path, start, out)) for _ in range(6)]
-    for process in processes:
-        process.start()
-    held = [out.get(timeout=30) for _ in processes]
-    for process in processes:
-        process.join()
-    assert sorted(held) == [False] * 5 + [True]
 
 
 def test_without_locks_a_running_run_is_left_alone(no_locks: None, tmp_path: Path) -> None:

@@ -20,8 +20,8 @@ from grpo_sweeps.sweep.job import RunJob
 from grpo_sweeps.sweep.launch import RunFailed
 from grpo_sweeps.sweep.signals import Stops
 from grpo_sweeps.tracking.status import read_status
+from tests.integration.sweep.test_ends import loop  # noqa: F401  (a fixture)
 from tests.unit.sweep.conftest import frozen_config
-from tests.unit.sweep.test_ends import loop  # noqa: F401  (a fixture)
 
 ALL = (signal.SIGUSR2, signal.SIGTERM, signal.SIGINT, signal.SIGALRM)
 

@@ -17,6 +17,8 @@ import pytest
 from grpo_sweeps.sweep.execute import RunResult
 from grpo_sweeps.tracking import status as status_module
 
+pytestmark = pytest.mark.integration
+
 Run = Callable[..., int]
 Statuses = Callable[..., dict[str, Any]]
 

@@ -16,6 +16,8 @@ from grpo_sweeps.tracking import journal as journal_module
 from grpo_sweeps.tracking.local import LocalRecord, read_completions, read_evals, read_groups, read_metrics
 from grpo_sweeps.types import Completion, EvalRecord, GroupRecord
 
+pytestmark = pytest.mark.integration
+
 
 def group(step: int, prompt: str = "p0", position: int = 0, R: int = 3, measured: bool = True) -> GroupRecord:
     rng = np.random.default_rng([step, position, R])
