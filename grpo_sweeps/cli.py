@@ -21,6 +21,7 @@ from dataclasses import dataclass, field, fields
 from typing import Any, Generic, NoReturn, ParamSpec, TypeVar, get_args, get_origin, get_type_hints
 
 from grpo_sweeps import __version__, machine
+from grpo_sweeps.paths import why_no_path
 from grpo_sweeps.types import ConfigError
 
 VERSION = f"grpo_sweeps {__version__}"
@@ -233,17 +234,10 @@ class Command(Generic[C]):
         numbers = value if one.several else (value,)
         if one.kind in (int, float) and not all(map(one.within, numbers)):
             raise ConfigError(self.wrong.format(key=one.typed, value=text, needed=one.range))
-        if one.kind is str and one.value in PLACES:
-            try:
-                os.lstat(value)
-            except (FileNotFoundError, NotADirectoryError, PermissionError):
-                pass  # the command says what it needs there
-            except (OSError, ValueError) as error:
-                reason = error.strerror if isinstance(error, OSError) else str(error)
-                shown = f"{text[:MOST_SHOWN]}..." if len(text) > MOST_SHOWN else text
-                raise ConfigError(
-                    f"{one.typed}={shown}: cannot be a path ({reason}); one that the file system can hold is needed"
-                ) from None
+        if one.kind is str and one.value in PLACES and (reason := why_no_path(value)):
+            cut = f"{text[:MOST_SHOWN]}..." if len(text) > MOST_SHOWN else text
+            allowed = "one that the file system can hold is needed"
+            raise ConfigError(f"{one.typed}={cut}: cannot be a path ({reason}); {allowed}")
 
 
 def named(name: str, options: type[C], about: str, program: str = "") -> Command[C]:

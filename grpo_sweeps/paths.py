@@ -6,6 +6,7 @@ beside it. The package's own place decides, never the working directory.
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 from grpo_sweeps.types import ConfigError
@@ -43,6 +44,17 @@ def sweeps_help() -> str:
         axes = ((text.get("hydra") or {}).get("sweeper") or {}).get("params") or {}
         lines.append(f"  +sweeps={name}: " + " ".join(f"{key}={value}" for key, value in axes.items()))
     return "\n".join(lines)
+
+
+def why_no_path(text: str) -> str:
+    """Why no file system can hold a text as a path; empty where one can, whether or not there is something."""
+    try:
+        os.lstat(text)
+    except (FileNotFoundError, NotADirectoryError, PermissionError):
+        return ""
+    except (OSError, ValueError) as error:
+        return str(error.strerror if isinstance(error, OSError) else error)
+    return ""
 
 
 def run_dir(runs_dir: str | Path, sweep: str, identity: str) -> Path:

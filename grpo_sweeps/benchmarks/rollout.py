@@ -77,8 +77,9 @@ def run(options: RolloutOptions, command: str) -> None:
     if options.threads:
         torch.set_num_threads(options.threads)
     device = device_of(options.device)
-    model = random_model(model_config(options.model), options.dtype, device).eval()
-    rows = _prompts(options, model.config.vocab_size)
+    config = model_config(options.model)
+    model = random_model(config, options.dtype, device).eval()
+    rows = _prompts(options, config.vocab_size)
     timed, draws = {name: Timed() for name in subjects}, dict[str, Draw]()
     for name in subjects:
         try:

@@ -21,6 +21,7 @@ from typing import Any, get_args
 from grpo_sweeps.config.functions import LENGTHS, SAMPLER_CHOICES, load_function, sampler_class
 from grpo_sweeps.config.schema import FunctionConfig, ModelConfig, RunConfig, flatten, shown, to_mapping
 from grpo_sweeps.estimators.declared import paths
+from grpo_sweeps.paths import why_no_path
 from grpo_sweeps.types import ConfigError, TaskData, Within
 
 DTYPES = ("float32", "bfloat16", "float16", "float64")
@@ -224,12 +225,7 @@ def _check_runs_dir(runs_dir: str, sweep: str) -> None:
 
 def _check_path(key: str, value: str) -> None:
     """Raise ConfigError for a text that no file system can hold as a path; whether there is something is no matter."""
-    try:
-        os.lstat(value)
-    except (FileNotFoundError, NotADirectoryError, PermissionError):
-        pass
-    except (OSError, ValueError) as error:
-        reason = error.strerror if isinstance(error, OSError) else str(error)
+    if reason := why_no_path(value):
         _fail(key, f"{value[:80]}...", f"a path that the file system can hold is needed ({reason})")
 
 

@@ -104,14 +104,13 @@ def _forms(setup: Setup) -> dict[str, float]:
 
 def _other_sampler(setup: Setup, run_dir: Path, done: int) -> str:
     """A sentence where the steps so far were drawn by another engine than those to come."""
-    rows = read_metrics(run_dir).to_dict("records") if done else []
-    names = {name for row in rows for name, value in row.items() if name.startswith(SAMPLER) and value == 1}
-    others = sorted(name.removeprefix(SAMPLER) for name in names - {SAMPLER + setup.sampler.name})
+    metrics = read_metrics(run_dir)
+    names = [str(name) for name in metrics if str(name).startswith(SAMPLER) and (metrics[name] == 1).any()]
+    others = [name.removeprefix(SAMPLER) for name in names if done and name != SAMPLER + setup.sampler.name]
     if not others:
         return ""
-    return (
-        f"rollouts are sampled by {setup.sampler.name} from step {done} on, and were by {' and '.join(others)} before"
-    )
+    before = " and ".join(sorted(others))
+    return f"rollouts are sampled by {setup.sampler.name} from step {done} on, and were by {before} before"
 
 
 def _course(config: RunConfig, run_dir: Path) -> Course:

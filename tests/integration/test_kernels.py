@@ -1,4 +1,4 @@
-"""The kernels on a machine without a card: Triton's interpreter runs two of them, NVRTC compiles the third."""
+"""The kernels on a machine without a card: Triton's interpreter runs those of Triton, NVRTC compiles the other."""
 
 import os
 import re
@@ -20,7 +20,7 @@ def test_interpreted_kernels_agree_with_the_reference():
     if "only 0-dimensional arrays can be converted" in done.stderr:
         pytest.skip("this Triton's interpreter does not work with this NumPy")
     assert done.returncode == 0, done.stdout + done.stderr
-    assert len(done.stdout.splitlines()) == 10
+    assert len(done.stdout.splitlines()) == 16
 
 
 HOPPER_SHARED_BYTES = 227 * 1024

@@ -124,7 +124,7 @@ class GradientGram:
         refuse_changes(modules.values(), self.held, self.device)
         self._refuse_modes()
         measurement = Measurement(self.claims, layout, self._dtype())
-        between = self._compiles_between()
+        between = self._compiles_between(modules.values())
         waits = store is None and not between and measurement.may_wait
         delivery = Delivery(measurement.parameters, layout) if waits else None
         recorders = Recorders(self.measured, layout, measurement.plan, self.options, store, delivery)
@@ -157,11 +157,11 @@ class GradientGram:
     def _dtype(self) -> torch.dtype:
         return widest_eps(held.parameter for held in self.held)
 
-    def _compiles_between(self) -> bool:
+    def _compiles_between(self, modules: Iterable[nn.Module]) -> bool:
         """Whether code between claimed modules runs compiled: never under checkpointing, since Dynamo traces a
         checkpoint whole or not at all, and gives up a layer's code for good when it meets a claimed module there."""
         return self.compile_between and not any(
-            module.__dict__.get("gradient_checkpointing") and module.training for module in self.model.modules()
+            module.__dict__.get("gradient_checkpointing") and module.training for module in modules
         )
 
     def _refuse_modes(self) -> None:
