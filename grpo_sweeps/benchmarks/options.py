@@ -136,6 +136,25 @@ class RolloutOptions:
     json: str = key(*JSON)
 
 
+@dataclass(frozen=True)
+class StepOptions:
+    """Seconds of a whole training step, by part, beside TRL's GRPOTrainer on the same prompts and rewards."""
+
+    subjects: tuple[str, ...] = key(("graph", "eager"), "what is measured: graph, eager, trl", "NAME,NAME")
+    model: str = key("tiny", "a choice of conf/model", "NAME")
+    path: str = key("", "the folder of its weights", "FOLDER", unset="that of the choice")
+    gsm8k: str = key("", "a folder with GSM8K's problems", "FOLDER", unset="the arithmetic task")
+    prompts: int = key(16, "groups of a step")
+    R: int = key(8, "rollouts of each")
+    new: int = key(256, "the most tokens of a rollout")
+    per_device: tuple[int, ...] = key((32, 64, 128), "TRL's batch sizes that are tried; the fastest counts", "N,N")
+    device: str = key(*DEVICE)
+    threads: int = key(*THREADS)
+    steps: int = key(2, "steps of each subject in a round")
+    repeats: int = key(3, "rounds; the first step of each is not counted")
+    json: str = key(*JSON)
+
+
 OPTIONS = {
     "gram": GramOptions,
     "growth": GrowthOptions,
@@ -143,4 +162,5 @@ OPTIONS = {
     "forms": FormsOptions,
     "shapes": ShapesOptions,
     "rollout": RolloutOptions,
+    "step": StepOptions,
 }

@@ -1,6 +1,7 @@
 """The benchmark command: what it accepts, what it refuses, what `gram` prints and writes."""
 
 import json
+import statistics
 
 import pytest
 import torch
@@ -23,8 +24,8 @@ def test_values_are_read_as_the_type_of_their_default():
 @pytest.mark.parametrize(
     "words, message",
     [
-        ([], "bench (nothing): allowed are gram, growth, error, forms, shapes"),
-        (["grams"], "bench grams: allowed are gram, growth, error, forms, shapes"),
+        ([], "bench (nothing): allowed are gram, growth, error, forms, shapes, rollout, step"),
+        (["grams"], "bench grams: allowed are gram, growth, error, forms, shapes, rollout, step"),
         (["gram", "rows=3"], "'rows=3' is not one of subjects=, model="),
         (["gram", "R=x"], "R=x: a whole number is needed"),
         (["gram", "R=0"], "R=0: allowed are whole numbers from 1"),
@@ -35,6 +36,11 @@ def test_values_are_read_as_the_type_of_their_default():
         (["gram", "subjects="], "subjects=: allowed are plain"),
         (["gram", "model=huge"], "model=huge: allowed are tiny"),
         (["gram", "dtype=int8"], "dtype=int8: allowed are float64"),
+        (["rollout", "subjects=vllm"], "subjects=vllm: allowed are graph, eager, generate, continuous"),
+        (["rollout", "prompt=9,3"], "prompt=9,3: allowed are two whole numbers from 1, the lesser one first"),
+        (["rollout", "new=0"], "new=0: allowed are whole numbers from 1"),
+        (["step", "subjects=other"], "subjects=other: allowed are graph, eager, trl"),
+        (["step", "repeats=0"], "repeats=0: allowed are whole numbers from 1"),
         (["gram", "T=4", "prompt=4"], "T=4: allowed are whole numbers larger than prompt=4"),
         (["gram", "form=fast"], "form=fast: allowed are"),
         (["gram", "device=tpu0"], "device=tpu0: allowed are auto, cpu, cuda and cuda:N"),
@@ -109,6 +115,39 @@ def test_forms_times_each_form_that_can_run_and_names_the_rules_choice(monkeypat
     assert short["rule"] == "ghost" and long["rule"] == "blocks"
     assert {"plain", "blocks", "ghost"} <= short.keys() and not {"onepass", "fused"} & short.keys()
     assert "the rule takes" in capsys.readouterr().out
+
+
+@pytest.mark.integration
+def test_rollout_measures_each_and_says_why_one_cannot_be(tmp_path, capsys):
+    """On a CPU, where graph is not served; the eager engine's log-probabilities are those of a whole forward."""
+    path = tmp_path / "rollout.json"
+    words = ["prompts=2", "R=3", "prompt=4,9", "new=6", "repeats=2", "threads=1", "dtype=float32", "device=cpu"]
+    assert main(["rollout", "subjects=graph,eager,generate", *words, f"json={path}"]) == 0
+    rows = json.loads(path.read_text())["rows"]
+    assert list(rows) == ["graph", "eager", "generate"]
+    assert "needs a CUDA GPU" in rows["graph"]["failed"]
+    for name in ("eager", "generate"):
+        assert len(rows[name]["times_s"]) == 2
+        rate = rows[name]["tokens_per_second"]["median"]
+        assert rate == pytest.approx(statistics.median(36 / s for s in rows[name]["times_s"]))
+    assert rows["eager"]["logprob_difference"]["largest"] < 1e-4 and rows["generate"]["logprob_difference"] is None
+    table = capsys.readouterr().out
+    assert "6 rows x 6 tokens" in table and "needs a CUDA GPU" in table
+
+
+@pytest.mark.integration
+def test_step_measures_whole_steps_by_part(tmp_path, capsys):
+    path = tmp_path / "step.json"
+    words = ["prompts=2", "R=4", "new=8", "steps=2", "repeats=2", "threads=1", "device=cpu", f"json={path}"]
+    assert main(["step", "subjects=eager,graph", *words]) == 0
+    rows = json.loads(path.read_text())["rows"]
+    assert "needs a CUDA GPU" in rows["graph"]["failed"]
+    steps = rows["eager"]["steps"]
+    assert len(steps) == 4  # two rounds of two, the first of each round left out
+    for one in steps:
+        assert 0 < one["sample"] < one["step"] and 0 < one["tokens"] <= 64
+        assert one["sample"] + one["backward"] + one["update"] == pytest.approx(one["step"], rel=0.2)
+    assert "needs a CUDA GPU" in capsys.readouterr().out
 
 
 def test_parse_refuses_words_without_a_value():
