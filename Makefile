@@ -26,7 +26,7 @@ report: $(VENV)/installed  ## write the report of the default sweep again from i
 test: $(VENV)/installed-dev  ## install what the tests need, run the whole test suite
 	$(PY) -m pytest $(PYTEST_ARGS)
 
-unit: $(VENV)/installed-dev  ## the unit tests and the examples in docstrings (three minutes on two cores)
+unit: $(VENV)/installed-dev  ## the unit tests and the examples in docstrings (two minutes on two cores)
 	$(PY) -m pytest -q $(PYTEST_ARGS) tests/unit grpo_sweeps
 
 coverage: $(VENV)/installed-dev  ## the whole suite with the lines and branches of the package that it reaches

@@ -9,6 +9,7 @@ addresses that were recorded: weights may change in place, everything else is co
 from __future__ import annotations
 
 import itertools
+import logging
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
@@ -26,12 +27,15 @@ from grpo_sweeps.engine.policy import Policy
 from grpo_sweeps.engine.samplers.attention import attend
 from grpo_sweeps.engine.samplers.eager import cache_argument
 
+log = logging.getLogger(__name__)
+
 Recorder = Callable[[Callable[[], Tensor]], Callable[[], Tensor]]
 """Takes the step, which gives its logits, and gives what repeats it on the same addresses."""
 
 ATTENTION = "grpo_sweeps_decode"
 SIZES = 4  # recordings that are kept; each holds its logits
 ROUND_LENGTH = 64  # slots are a multiple of this long, so that a slightly longer prompt needs no new ones
+COMPILED_ON = "cuda"
 PROMPT_TOKENS = 16384  # read in one forward, padding counted
 # What the model rounds to its dtype between two operators stays rounded.
 COMPILED: dict[str, Any] = {"dynamic": False, "options": {"emulate_precision_casts": True}}
@@ -107,6 +111,7 @@ class DecodeStep:
         self._cache: SlotCache | None = None
         self._replays: dict[int, Callable[[], Tensor]] = {}
         self._state = state_of(policy)
+        self._compiles = policy.device.type == COMPILED_ON
 
     def follow(self, policy: Policy) -> str:
         """Forget what was recorded if it no longer holds; a word on what changed, empty where nothing did."""
@@ -188,14 +193,32 @@ class DecodeStep:
         """Recording runs the step: on the spare slot, so that no row sees it."""
         rows = self.tokens_B1[:b], self.lengths_B[:b], self.slots_B[:b]
         kept = [x.clone() for x in rows]
-        none = np.zeros(0, dtype=np.int64)
-        self.place(b, none, none, none)
         try:
-            with self._stand_ins():
-                return self.record(lambda: self._forward(b))
+            return self._recorded_compiled(b) or self._recorded_plain(b)
         finally:
             for x, was in zip(rows, kept, strict=True):
                 x.copy_(was)
+
+    def _recorded_plain(self, b: int) -> Callable[[], Tensor]:
+        none = np.zeros(0, dtype=np.int64)
+        self.place(b, none, none, none)
+        with self._stand_ins():
+            return self.record(lambda: self._forward(b))
+
+    def _recorded_compiled(self, b: int) -> Callable[[], Tensor] | None:
+        """None where it is not compiled, or cannot be: then the log has said why."""
+        if not self._compiles:
+            return None
+        try:
+            with compiled_regions(self.policy.model):
+                return self._recorded_plain(b)
+        except torch.OutOfMemoryError:
+            raise
+        except Exception as error:  # a compiler that is missing, or a module that it cannot take
+            self._compiles = False
+            line = (str(error).strip().splitlines() or [""])[0]
+            log.warning("the decode step is not compiled, and slower (%s: %s)", type(error).__name__, line)
+            return None
 
     def _forward(self, b: int) -> Tensor:
         lengths_B = self.lengths_B[:b]
@@ -210,13 +233,11 @@ class DecodeStep:
 
     @contextmanager
     def _stand_ins(self) -> Iterator[None]:
-        """The model attends to slots inside, and compiled regions run on a GPU; afterwards it is as it was."""
+        """The model attends to slots inside; afterwards it is as it was."""
         model = self.policy.model
         configs = {id(m.config): m.config for m in model.modules() if hasattr(m, "config")}
         before = {key: config._attn_implementation for key, config in configs.items()}
         with ExitStack() as stack:
-            if self.policy.device.type == "cuda":
-                stack.enter_context(compiled_regions(model))
             ALL_ATTENTION_FUNCTIONS[ATTENTION] = self._attention
             stack.callback(lambda: ALL_ATTENTION_FUNCTIONS.pop(ATTENTION))
             for key, config in configs.items():

@@ -247,6 +247,19 @@ def test_compiled_regions_leave_nothing_behind(policy: Policy, monkeypatch: pyte
     assert source.apply_rotary_pos_emb is rotary
 
 
+def test_a_step_that_cannot_be_compiled_is_recorded_as_it_is_and_said(
+    policy: Policy, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def no_compiler(*args: Any, **kwargs: Any) -> Any:
+        raise RuntimeError("no C compiler\nmore")
+
+    monkeypatch.setattr(torch, "compile", lambda function, **_: no_compiler)
+    monkeypatch.setattr(decode, "COMPILED_ON", "cpu")
+    compare(policy)
+    assert "the decode step is not compiled, and slower (RuntimeError: no C compiler)" in caplog.text
+    assert not any("forward" in vars(m) for m in policy.model.modules())
+
+
 def test_lora_is_served(policy: Policy) -> None:
     peft = pytest.importorskip("peft")
     settings = peft.LoraConfig(r=4, target_modules="all-linear", task_type="CAUSAL_LM")
