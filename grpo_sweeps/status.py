@@ -18,7 +18,7 @@ from grpo_sweeps.cli import aligned, plain, say
 from grpo_sweeps.sweep.overview import Row, collect
 from grpo_sweeps.types import ConfigError
 
-HEADER = ("run", "state", "step", "s/step", "left", "reward", "eff. rank", "node", "job", "log")
+HEADER = ("run", "state", "step", "s/step", "tok/s", "left", "reward", "eff. rank", "node", "job", "log")
 WATCH_S = 2.0  # between looks
 COLOURS = {
     "finished": "green", "running": "cyan", "failed": "red", "interrupted": "yellow", "unreadable": "red",
@@ -85,12 +85,13 @@ def _watch(runs_dir: Path, sweep: str | None) -> int:
 def _cells(row: Row) -> tuple[str, ...]:
     left = "" if row.left_s is None else _clock(int(row.left_s))
     pace = "" if row.pace_s is None else f"{row.pace_s:.3g}" if row.pace_s < 100 else f"{row.pace_s:.0f}"
+    rate = "" if row.tokens_per_second is None else f"{row.tokens_per_second:,.0f}"
     numbers = ["" if value is None else f"{value:.3f}" for value in (row.reward, row.effective_rank)]
     state = f"{row.state}: {row.queue}" if row.queue else row.state
     job = row.job_id or ""
     return tuple(
         plain(cell)
-        for cell in (row.name, state, f"{row.step}/{row.total}", pace, left, *numbers, row.node, job, row.log)
+        for cell in (row.name, state, f"{row.step}/{row.total}", pace, rate, left, *numbers, row.node, job, row.log)
     )
 
 

@@ -7,7 +7,7 @@ its job waits again; one that waits for a launcher or a job that is gone, as not
 from __future__ import annotations
 
 import re
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +15,7 @@ from grpo_sweeps.paths import sweep_folder, sweep_names
 from grpo_sweeps.sweep.execute import LOG_FILE
 from grpo_sweeps.sweep.ledger import ask_queue, job_of, where_alive
 from grpo_sweeps.sweep.queue import noted_jobs
-from grpo_sweeps.tracking.lines import METRICS, RECOMPUTED, last_lines, step_seconds
+from grpo_sweeps.tracking.lines import METRICS, RECOMPUTED, last_lines, median_of, step_seconds
 from grpo_sweeps.tracking.status import FILE_NAME as STATUS
 from grpo_sweeps.tracking.status import RecordError, RunStatus, read_status
 
@@ -24,7 +24,11 @@ PACE_STEPS = 10
 
 @dataclass(frozen=True)
 class Row:
-    """One run as it is shown. `left_s`: seconds that a running one still needs at the pace of its last steps."""
+    """One run as it is shown. Paces are medians over its last steps.
+
+    left_s: seconds that a running one still needs at that pace. parts_s: seconds of a step's parts, by name.
+    memory_gib: the largest memory that it has allocated on a GPU.
+    """
 
     sweep: str
     identity: str
@@ -32,7 +36,10 @@ class Row:
     state: str
     step: int = 0
     total: int = 0
-    pace_s: float | None = None  # the median step time of its last steps
+    pace_s: float | None = None
+    parts_s: dict[str, float] = field(default_factory=dict)
+    tokens_per_second: float | None = None  # of sampling
+    memory_gib: float | None = None
     left_s: float | None = None
     reward: float | None = None
     effective_rank: float | None = None
@@ -82,11 +89,16 @@ def _row(run_dir: Path, jobs: frozenset[str]) -> Row:
     state, error_text = _state(status, jobs)
     lines, damage = last_lines(run_dir / METRICS)
     steps = _by_step(lines)
+    recent = [steps[step] for step in sorted(steps)][-PACE_STEPS:]
+    parts = [name for name in (recent[-1] if recent else {}) if name.startswith("time/")]
     answer = job_of(status, jobs) if status.state not in ("finished", "failed") else None
     waits = answer is not None and answer.alive and state == "queued"
     return Row(
         run_dir.parent.name, status.identity or run_dir.name, status.name, state, status.step, status.total,
         pace_s=step_seconds([steps[step] for step in sorted(steps)], PACE_STEPS),
+        tokens_per_second=median_of(recent, "sampling/tokens_per_second"),
+        parts_s={name.removeprefix("time/"): median_of(recent, name) or 0.0 for name in parts},
+        memory_gib=_last(steps, "memory/peak_gib"),
         left_s=_time_left(steps, status.step, status.total) if state == "running" else None,
         reward=_last(steps, "reward"), effective_rank=_last(steps, "spectral/effective_rank"),
         node=answer.node if answer and waits else "" if state in ("queued", "not started") else status.host,

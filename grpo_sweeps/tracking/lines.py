@@ -117,8 +117,14 @@ def _tail(file: BinaryIO) -> list[str]:
 
 def step_seconds(lines: list[dict[str, Any]], last: int) -> float | None:
     """The median of `step_time` over the last steps that have one (evaluations are not in it)."""
-    values = [line["step_time"] for line in lines if isinstance(line.get("step_time"), int | float)]
-    return float(statistics.median(values[-last:])) if values else None
+    with_time = [line for line in lines if isinstance(line.get("step_time"), int | float)]
+    return median_of(with_time[-last:], "step_time")
+
+
+def median_of(lines: list[dict[str, Any]], name: str) -> float | None:
+    """The median of a metric over the lines that have it as a finite number; None where none has."""
+    values = [line[name] for line in lines if isinstance(line.get(name), int | float)]
+    return float(statistics.median(values)) if values else None
 
 
 class GrowingFile:

@@ -35,7 +35,8 @@ def runs(tmp_path: Path) -> Path:
         run_dir.mkdir(parents=True)
         write_status(run_dir, RunStatus(name=name, sweep="mine", total=4, host=host, heartbeat=now, **fields))
         lines = [{"step": step, "time": 10.0 * step, "reward": 0.25 * step, "spectral/effective_rank": 1.0 + step,
-                  "step_time": 8.0 + step}
+                  "step_time": 8.0 + step, "time/sample": 1.0 + step, "time/update": 0.5,
+                  "sampling/tokens_per_second": 1000.0 * (1 + step), "memory/peak_gib": 3.0 + step}
                  for step in range(fields["step"])]  # fmt: skip
         lines.append({"step": fields["step"], "time": 99.0, "eval/accuracy": 0.1})
         (run_dir / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines) + '{"step": 99, "rew')
@@ -53,7 +54,9 @@ def test_rows(runs: Path) -> None:
     assert rows["R=4 seed=0"].reward == 0.25 and rows["R=4 seed=0"].effective_rank == 2.0
     assert rows["R=4 seed=0"].left_s == pytest.approx(20.0)  # two steps left at ten seconds each
     assert rows["R=4 seed=0"].pace_s == 8.5 and rows["R=4 seed=0"].node == socket.gethostname()
-    assert rows["R=2 seed=0"].left_s is None
+    assert rows["R=4 seed=0"].tokens_per_second == 1500.0 and rows["R=4 seed=0"].memory_gib == 4.0
+    assert rows["R=4 seed=0"].parts_s == {"sample": 1.5, "update": 0.5}
+    assert rows["R=2 seed=0"].left_s is None and rows["R=16 seed=0"].parts_s == {}
     assert rows["R=16 seed=0"].reward is None
     assert list(rows)[:3] == ["R=2 seed=0", "R=4 seed=0", "R=8 seed=0"]
 
@@ -61,6 +64,7 @@ def test_rows(runs: Path) -> None:
 def test_table_and_json(runs: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main([f"runs_dir={runs}"]) == 0
     text = capsys.readouterr().out
+    assert "tok/s" in text and "1,500" in text
     assert "sweep mine: 6 runs" in text and "1 not started" in text and str(runs / "mine" / "id0" / "log.txt") in text
     assert main([f"runs_dir={runs}", "sweep=mine", "json=true"]) == 0
     rows = json.loads(capsys.readouterr().out)
