@@ -10,7 +10,8 @@ from __future__ import annotations
 import logging
 from collections import Counter, deque
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from typing import Any
 
 import numpy as np
 import torch
@@ -63,7 +64,7 @@ class GraphSampler:
         rows = min(config.batch, len(prompts))
         longest = max(map(len, prompts)) + config.max_new_tokens + LOOK
         drawn_BT = None if greedy else uniforms(seeds, config.max_new_tokens)
-        with _evaluating(self.policy.model):
+        with _evaluating(self.policy.model), _current(self.policy.device):
             step = self._step_for(rows, longest)
             call = _Call(self.policy, step, step.size(rows), prompts, drawn_BT, config, Endings(self.policy, stop))
             return call.run()
@@ -206,6 +207,11 @@ def _parts(prompts: list[tuple[int, ...]], tokens: int) -> Iterator[list[tuple[i
         part.append(prompt)
     if part:
         yield part
+
+
+def _current(device: torch.device) -> AbstractContextManager[Any]:
+    """Streams, graphs and Triton's launches are of the current device."""
+    return torch.cuda.device(device) if device.type == "cuda" else nullcontext()
 
 
 @contextmanager

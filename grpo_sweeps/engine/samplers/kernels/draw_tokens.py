@@ -61,9 +61,10 @@ def draw_tokens(logits_BV: Tensor, uniforms_B1: Tensor, temperature: float) -> t
     tokens_B = torch.empty(B, dtype=torch.long, device=device)
     logprobs_B = torch.empty(B, dtype=torch.float32, device=device)
     rows, heat = logits_BV.stride(0), float(temperature)
-    _blocks[(B, N)](logits_BV, largest_BN, sums_BN, rows, heat, V, N, WORDS=WORDS, num_warps=8)
-    _choose[(B,)](
-        logits_BV, largest_BN, sums_BN, uniforms_B1, tokens_B, logprobs_B, rows, uniforms_B1.stride(0), heat, V, N,
-        WORDS=WORDS, BLOCKS=triton.next_power_of_2(N), num_warps=8,
-    )  # fmt: skip
+    with torch.cuda.device_of(logits_BV):  # Triton launches on the current device, whatever its arguments are on
+        _blocks[(B, N)](logits_BV, largest_BN, sums_BN, rows, heat, V, N, WORDS=WORDS, num_warps=8)
+        _choose[(B,)](
+            logits_BV, largest_BN, sums_BN, uniforms_B1, tokens_B, logprobs_B, rows, uniforms_B1.stride(0), heat, V, N,
+            WORDS=WORDS, BLOCKS=triton.next_power_of_2(N), num_warps=8,
+        )  # fmt: skip
     return tokens_B, logprobs_B
