@@ -37,9 +37,11 @@ def explain(error: BaseException) -> str:
 
 
 def _chain(error: BaseException) -> Iterator[BaseException]:
-    """The error and what it was raised from."""
+    """The error and what it was raised from, each once: a raised context may lead back to an error of the chain."""
     item: BaseException | None = error
-    while item is not None:
+    seen = set[int]()
+    while item is not None and id(item) not in seen:
+        seen.add(id(item))
         yield item
         item = item.__cause__ or (None if item.__suppress_context__ else item.__context__)
 
