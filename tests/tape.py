@@ -47,14 +47,17 @@ class Tape(TorchDispatchMode):
         if func in HOST_READS:
             raise HostRead(f"{func} reads a value on the host")
         given = {id(x) for x in tree_flatten((args, kwargs))[0] if isinstance(x, Tensor)}
-        recorded = tree_map(self._named, (args, kwargs))
+        recorded = tree_map(self._recorded, (args, kwargs))
         out = func(*args, **kwargs)
         places = [self._place(x, given) for x in tree_flatten(out)[0] if isinstance(x, Tensor)]
         self.calls.append((func, *recorded, places))
         return out
 
-    def _named(self, x: Any) -> Any:
-        return Made(self.numbers[id(x)]) if isinstance(x, Tensor) and id(x) in self.numbers else x
+    def _recorded(self, x: Any) -> Any:
+        """What stands for an argument: where it lies in memory now, whatever becomes of the tensor later."""
+        if not isinstance(x, Tensor):
+            return x
+        return Made(self.numbers[id(x)]) if id(x) in self.numbers else x.detach()
 
     def _place(self, x: Tensor, given: set[int]) -> int | None:
         if id(x) not in self.numbers:

@@ -11,10 +11,11 @@ For our engines the log-probabilities of some rows are compared with a forward o
 
 from __future__ import annotations
 
+import functools
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 import torch
@@ -46,6 +47,7 @@ from grpo_sweeps.types import ConfigError
 
 SUBJECTS = ("graph", "eager", "generate", "continuous")
 CHECKED_ROWS = 8
+T = TypeVar("T")
 Draw = Callable[[], "list[Rollout] | None"]
 
 
@@ -71,8 +73,8 @@ class Timed:
         }
 
 
-def run(options: RolloutOptions, command: str) -> None:
-    """Measure, print a table, write the JSON file where one is asked for."""
+def run(options: RolloutOptions, command: str) -> int:
+    """Measure, print a table, write the JSON file where one is asked for; 1 where no subject could be measured."""
     subjects = _checked(options)
     if options.threads:
         torch.set_num_threads(options.threads)
@@ -92,6 +94,7 @@ def run(options: RolloutOptions, command: str) -> None:
     result["rows"] = {name: one.as_json(tokens) for name, one in timed.items()}
     write_json(options.json, result)
     _print(result, options)
+    return int(all(one.failed for one in timed.values()))
 
 
 def _checked(options: RolloutOptions) -> Sequence[str]:
@@ -121,7 +124,7 @@ def _measure(timed: dict[str, Timed], draws: dict[str, Draw], model: nn.Module, 
     for name, draw in draws.items():
         timed[name].first_s, rollouts = _once(timed[name], draw, device)
         if rollouts:
-            timed[name].difference = _difference(model, rollouts)
+            _, timed[name].difference = _once(timed[name], functools.partial(_difference, model, rollouts), device)
     for number in range(repeats):
         names = [name for name in draws if not timed[name].failed]
         for name in names if number % 2 == 0 else names[::-1]:
@@ -129,17 +132,18 @@ def _measure(timed: dict[str, Timed], draws: dict[str, Draw], model: nn.Module, 
             timed[name].seconds.append(seconds)
 
 
-def _once(timed: Timed, draw: Draw, device: torch.device) -> tuple[float, list[Rollout] | None]:
-    rollouts = None
+def _once(timed: Timed, work: Callable[[], T], device: torch.device) -> tuple[float, T | None]:
+    """Seconds of the work and what it gave; None where it failed, which ends the subject."""
+    found = None
     synchronize(device)
     begun = time.perf_counter()
     try:
-        rollouts = draw()
+        found = work()
         synchronize(device)
     except Exception as error:
         timed.failed = one_line(error)
         free_memory()
-    return time.perf_counter() - begun, rollouts
+    return time.perf_counter() - begun, found
 
 
 class _NoText:

@@ -68,10 +68,11 @@ class Timed:
         }
 
 
-def run(options: StepOptions, command: str) -> None:
-    """Measure, print a table, write the JSON file where one is asked for."""
+def run(options: StepOptions, command: str) -> int:
+    """Measure, print a table, write the JSON file where one is asked for; 1 where no subject could be measured."""
     for name in options.subjects:
         check_choice("subjects", name, SUBJECTS)
+    check_choice("model", options.model, sorted(path.stem for path in (conf_dir() / "model").glob("*.yaml")))
     check_positive(prompts=options.prompts, R=options.R, new=options.new, steps=options.steps, repeats=options.repeats)
     if options.threads:
         torch.set_num_threads(options.threads)
@@ -81,6 +82,7 @@ def run(options: StepOptions, command: str) -> None:
     result["rows"] = {name: one.as_json() for name, one in timed.items()}
     write_json(options.json, result)
     _print(result, options)
+    return int(all(one.failed for one in timed.values()))
 
 
 def _measure(options: StepOptions, device: torch.device) -> dict[str, Timed]:
@@ -107,13 +109,18 @@ def _config(options: StepOptions, engine: str) -> RunConfig:
     words = [f"model={options.model}", f"R={options.R}", f"trainer.prompts={options.prompts}", "tracking=local"]
     words += [f"rollout.engine={engine}", f"rollout.max_new_tokens={options.new}", f"trainer.device={options.device}"]
     words += ["analysis.update_every=0", "trainer.steps=100000", "trainer.eval_every=0"]
-    words += [f"model.path={options.path}"] if options.path else []
-    words += ["task=gsm8k", f"task.path={options.gsm8k}"] if options.gsm8k else []
+    words += [f"model.path={_quoted(options.path)}"] if options.path else []
+    words += ["task=gsm8k", f"task.path={_quoted(options.gsm8k)}"] if options.gsm8k else []
     register()
     with initialize_config_dir(str(conf_dir()), **version_base()):
         config = RunConfig.from_composed(compose("config", overrides=words, return_hydra_config=True))
     check(config)
     return config
+
+
+def _quoted(text: str) -> str:
+    """A text as Hydra reads it whole, whatever is in it."""
+    return "'" + text.replace("\\", "\\\\").replace("'", "\\'") + "'"
 
 
 def _ours(options: StepOptions, engine: str) -> Steps:

@@ -74,30 +74,39 @@ class MasterAdamW:
         """AdamW's own step, on views of a slice of the masters and of their moments."""
         counts = {}
         for pieces in self._slices():
-            group["params"] = []
-            for i, entries in pieces:
-                parameter, master = self.parameters[i], self.masters[i]
-                state = self._state(master)
-                view = _flat(master)[entries]
-                view.grad = _flat(parameter.grad)[entries].to(master.dtype)
-                moments = {name: _flat(state[name])[entries] for name in ("exp_avg", "exp_avg_sq")}
-                self.adamw.state[view] = {"step": state["step"].clone(), **moments}
-                group["params"].append(view)
-            self.adamw.step()
-            for view, (i, entries) in zip(group["params"], pieces, strict=True):
-                counts[i] = self.adamw.state.pop(view)["step"]
-                if self.masters[i] is not self.parameters[i]:
-                    _flat(self.parameters[i])[entries].copy_(view)
+            views = []
+            try:
+                for i, entries in pieces:
+                    parameter, master = self.parameters[i], self.masters[i]
+                    state = self._state(master)
+                    view = _part(master, entries)
+                    view.grad = _part(parameter.grad, entries).to(master.dtype)
+                    moments = {name: _part(state[name], entries) for name in ("exp_avg", "exp_avg_sq")}
+                    self.adamw.state[view] = {"step": state["step"].clone(), **moments}
+                    views.append(view)
+                group["params"] = views
+                self.adamw.step()
+                for view, (i, entries) in zip(views, pieces, strict=True):
+                    counts[i] = self.adamw.state[view]["step"]
+                    if self.masters[i] is not self.parameters[i]:
+                        _part(self.parameters[i], entries).copy_(view)
+            finally:
+                for view in views:
+                    self.adamw.state.pop(view, None)
         for i, count in counts.items():
             self._state(self.masters[i])["step"].copy_(count)
 
-    def _slices(self) -> Iterator[list[tuple[int, slice]]]:
-        """Which entries are updated together: pieces of parameters, each by its number and its flat entries."""
+    def _slices(self) -> Iterator[list[tuple[int, slice | None]]]:
+        """Which entries are updated together: pieces of parameters, each by its number and its flat entries, None for
+        all of a tensor whose memory is no row."""
         sizes = {i: p.numel() for i, p in enumerate(self.parameters) if p.grad is not None}
         most = max(LEAST_SLICE, sum(sizes.values()) // SLICES)
-        pieces, left = list[tuple[int, slice]](), most
+        pieces, left = list[tuple[int, slice | None]](), most
         for i, size in sizes.items():
-            start = 0
+            parameter, start = self.parameters[i], 0
+            if not all(t.is_contiguous() for t in (parameter, parameter.grad, self.masters[i]) if t is not None):
+                yield [(i, None)]
+                continue
             while start < size:
                 end = min(size, start + left)
                 pieces.append((i, slice(start, end)))
@@ -114,8 +123,8 @@ class MasterAdamW:
         state: dict[str, Any] = self.adamw.state[master]
         if not state:
             state["step"] = torch.tensor(0.0)
-            state["exp_avg"] = torch.zeros_like(master, memory_format=torch.contiguous_format)
-            state["exp_avg_sq"] = torch.zeros_like(master, memory_format=torch.contiguous_format)
+            state["exp_avg"] = torch.zeros_like(master)
+            state["exp_avg_sq"] = torch.zeros_like(master)
         return state
 
     def _step_one_by_one(self, group: dict[str, Any], geometry: UpdateGeometry) -> None:
@@ -172,7 +181,7 @@ def learning_rate(config: TrainerConfig, step: int) -> float:
     return config.lr * (1 - done if config.schedule == "linear" else 0.5 * (1 + math.cos(math.pi * done)))
 
 
-def _flat(tensor: Tensor | None) -> Tensor:
-    """All entries in a row, as a view. Raises RuntimeError where the tensor's memory does not allow that."""
+def _part(tensor: Tensor | None, entries: slice | None) -> Tensor:
+    """The entries of a tensor in the order of its memory, or all of it, as a view."""
     assert tensor is not None
-    return tensor.detach().view(-1)
+    return tensor.detach() if entries is None else tensor.detach().view(-1)[entries]

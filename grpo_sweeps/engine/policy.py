@@ -48,11 +48,19 @@ class Policy:
     chat_template: bool = False
 
     def encode(self, prompts: Sequence[str]) -> list[list[int]]:
-        """The token ids of each prompt, by the chat template where the model configuration asks for it."""
+        """The token ids of each prompt, by the chat template where the model configuration asks for it.
+
+        Raises ConfigError for a prompt without a token: nothing predicts what would follow it.
+        """
         if self.chat_template:
             texts = [self._chat(prompt) for prompt in prompts]
-            return [self.tokenizer(text, add_special_tokens=False)["input_ids"] for text in texts]
-        return [self.tokenizer(prompt)["input_ids"] for prompt in prompts]
+            found = [self.tokenizer(text, add_special_tokens=False)["input_ids"] for text in texts]
+        else:
+            found = [self.tokenizer(prompt)["input_ids"] for prompt in prompts]
+        if [] in found:
+            text = prompts[found.index([])]
+            raise ConfigError(f"the prompt {text!r} has no token for this tokenizer; a prompt needs at least one")
+        return found
 
     def _chat(self, prompt: str) -> str:
         messages = [{"role": "user", "content": prompt}]

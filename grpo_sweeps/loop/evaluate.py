@@ -9,7 +9,7 @@ from grpo_sweeps.loop.setup import Setup
 from grpo_sweeps.rewards.parsing import verdict
 from grpo_sweeps.types import EvalRecord
 
-BATCHES_TO_FILL = 8  # the last rows of a call run alone: one call in eight batches' rows
+BATCHES_TO_FILL = 4  # the last rows of a call run alone; and a run that was asked to stop waits for a call's end
 
 
 def evaluate(

@@ -103,14 +103,13 @@ def _forms(setup: Setup) -> dict[str, float]:
 
 
 def _other_sampler(setup: Setup, run_dir: Path, done: int) -> str:
-    """A sentence where the steps so far were drawn by another engine than those to come."""
-    metrics = read_metrics(run_dir)
-    names = [str(name) for name in metrics if str(name).startswith(SAMPLER) and (metrics[name] == 1).any()]
-    others = [name.removeprefix(SAMPLER) for name in names if done and name != SAMPLER + setup.sampler.name]
-    if not others:
+    """A sentence where the step before the next one was drawn by another engine."""
+    rows = [row for row in read_metrics(run_dir).to_dict("records") if row["step"] < done]
+    names = [[str(name) for name, value in row.items() if str(name).startswith(SAMPLER) and value == 1] for row in rows]
+    last = next((found[0].removeprefix(SAMPLER) for found in reversed(names) if found), setup.sampler.name)
+    if last == setup.sampler.name:
         return ""
-    before = " and ".join(sorted(others))
-    return f"rollouts are sampled by {setup.sampler.name} from step {done} on, and were by {before} before"
+    return f"rollouts are sampled by {setup.sampler.name} from step {done} on, and were by {last} before"
 
 
 def _course(config: RunConfig, run_dir: Path) -> Course:

@@ -40,6 +40,10 @@ def test_values_are_read_as_the_type_of_their_default():
         (["rollout", "prompt=9,3"], "prompt=9,3: allowed are two whole numbers from 1, the lesser one first"),
         (["rollout", "new=0"], "new=0: allowed are whole numbers from 1"),
         (["step", "subjects=other"], "subjects=other: allowed are graph, eager, trl"),
+        (["step", "model=other"], "model=other: allowed are llama_nemotron_nano_4b"),
+        (["step", "threads=-1"], "threads=-1: 0 or more is needed"),
+        (["rollout", "threads=-1"], "threads=-1: 0 or more is needed"),
+        (["gram", "threads=-1"], "threads=-1: 0 or more is needed"),
         (["step", "repeats=0"], "repeats=0: allowed are whole numbers from 1"),
         (["gram", "T=4", "prompt=4"], "T=4: allowed are whole numbers larger than prompt=4"),
         (["gram", "form=fast"], "form=fast: allowed are"),
@@ -148,6 +152,15 @@ def test_step_measures_whole_steps_by_part(tmp_path, capsys):
         assert 0 < one["sample"] < one["step"] and 0 < one["tokens"] <= 64
         assert one["sample"] + one["backward"] + one["update"] == pytest.approx(one["step"], rel=0.2)
     assert "needs a CUDA GPU" in capsys.readouterr().out
+
+
+@pytest.mark.integration
+def test_where_nothing_can_be_measured_the_exit_code_is_1(tmp_path, capsys):
+    """And a path may hold what Hydra's words give a meaning."""
+    words = ["prompts=1", "R=2", "new=4", "device=cpu"]
+    assert main(["rollout", "subjects=graph", *words]) == 1
+    assert main(["step", "subjects=eager", f"path={tmp_path}/a=b,it's", *words]) == 1
+    assert f"model.path={tmp_path}/a=b,it's" in capsys.readouterr().out
 
 
 def test_parse_refuses_words_without_a_value():

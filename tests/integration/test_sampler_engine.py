@@ -15,7 +15,7 @@ from grpo_sweeps.config import ModelConfig, RolloutConfig
 from grpo_sweeps.config.checks import check, check_functions
 from grpo_sweeps.engine.policy import Policy, load_policy
 from grpo_sweeps.engine.rollouts import Rollout, completion_text
-from grpo_sweeps.engine.samplers import load
+from grpo_sweeps.engine.samplers import Checked, load
 from grpo_sweeps.loop.train import train
 from grpo_sweeps.loop.watch import Watch
 from grpo_sweeps.run import main
@@ -126,10 +126,21 @@ def test_a_run_that_goes_on_with_another_engine_says_so(tmp_path: Path, monkeypa
     config = run_config(*longer, f"rollout.engine={HERE}.WholeForward")
     notes = list[str]()
     train(config, folder.parent, Watch(note=notes.append))
+    once = len(notes)
+    again = run_config(*(word.replace("steps=4", "steps=5") for word in longer), f"rollout.engine={HERE}.WholeForward")
+    train(again, folder.parent, Watch(note=notes.append))
+    assert not [note for note in notes[once:] if "sampled by" in note]  # the step before was drawn by the same
     assert "rollouts are sampled by whole forward from step 2 on, and were by eager before" in notes
     steps = read_metrics(folder.parent).dropna(subset=["reward"])
-    assert steps["sampler/eager"].fillna(0).tolist() == [1, 1, 0, 0]
-    assert steps["sampler/whole forward"].fillna(0).tolist() == [0, 0, 1, 1]
+    assert steps["sampler/eager"].fillna(0).tolist() == [1, 1, 0, 0, 0]
+    assert steps["sampler/whole forward"].fillna(0).tolist() == [0, 0, 1, 1, 1]
+
+
+def test_an_engine_of_ones_own_that_refills_is_given_more_rows_at_once(policy: Policy) -> None:
+    class Refills(WholeForward):
+        refills = True
+
+    assert Checked("mine", Refills(policy)).refills and not Checked("mine", WholeForward(policy)).refills
 
 
 def test_auto_is_eager_on_a_cpu_and_graph_is_refused_there(policy: Policy, caplog: pytest.LogCaptureFixture) -> None:

@@ -104,6 +104,7 @@ class Checked:
     def __init__(self, path: str, engine: SamplerEngine) -> None:
         self.path, self.engine = path, engine
         self.name = str(getattr(engine, "name", path))
+        self.refills = bool(getattr(engine, "refills", False))
 
     def sample(
         self,

@@ -33,6 +33,7 @@ Recorder = Callable[[Callable[[], Tensor]], Callable[[], Tensor]]
 """Takes the step, which gives its logits, and gives what repeats it on the same addresses."""
 
 ATTENTION = "grpo_sweeps_decode"
+UNKNOWN = ("s_aux", "position_bias")  # arguments of other models' attention that would change the result
 SIZES = 4  # recordings that are kept; each holds its logits
 ROUND_LENGTH = 64  # slots are a multiple of this long, so that a slightly longer prompt needs no new ones
 COMPILED_ON = "cuda"
@@ -118,9 +119,11 @@ class DecodeStep:
         now = state_of(policy)
         changed = ", ".join(name for name, value in now.items() if value != self._state[name])
         if changed:
+            used = bool(self._replays)
             self._replays.clear()
-            self._state = now
-        return changed if self._cache is not None else ""
+            self._cache, self._state = None, now
+            return changed if used else ""
+        return ""
 
     def read(self, prompts: Sequence[Sequence[int]]) -> Read:
         """Keys and values of all but the last token of each prompt: that one is the first that the step takes."""
@@ -151,8 +154,8 @@ class DecodeStep:
             layer.values[:, :, : values.shape[2]].index_copy_(0, into, values[of])
 
     def size(self, rows: int) -> int:
-        """Rows of the recorded step that serves so many, at most twice as many; as many where there is none yet."""
-        return min((b for b in self._replays if rows <= b <= 2 * rows), default=rows)
+        """Rows of the smallest recorded step that serves so many; as many where there is none yet."""
+        return min((b for b in self._replays if b >= rows), default=rows)
 
     def place(self, b: int, tokens_B: np.ndarray, lengths_B: np.ndarray, slots_B: np.ndarray) -> None:
         """Put rows at the first of b positions: the token that each takes next, how many its slot holds, its slot."""
@@ -169,7 +172,7 @@ class DecodeStep:
         """(b, V) logits after the rows' next tokens. They stay until the step runs again."""
         if b not in self._replays:
             if len(self._replays) == SIZES:
-                del self._replays[next(iter(self._replays))]
+                del self._replays[min(self._replays)]
             self._replays[b] = self._recorded(b)
         return self._replays[b]()
 
@@ -259,6 +262,8 @@ class DecodeStep:
         **kwargs: Any,
     ) -> tuple[Tensor, None]:
         """transformers' attention interface, for one query token a row; (B, 1, H, D)."""
+        if unknown := [name for name in UNKNOWN if kwargs.get(name) is not None]:
+            raise NotImplementedError(f"attention with {', '.join(unknown)} is not known to the graph engine")
         cache = self._cache
         assert cache is not None and attention_mask is None and query.shape[2] == 1
         layer, b = cache.layers[cache.layer], len(query)
@@ -275,7 +280,9 @@ def state_of(policy: Policy) -> dict[str, Any]:
     model = policy.model
     tensors = itertools.chain(model.parameters(), model.buffers())
     adapters = [
-        (tuple(m.active_adapters), m.disable_adapters, m.merged) for m in model.modules() if hasattr(m, "merged")
+        (tuple(m.active_adapters), m.disable_adapters, m.merged, tuple(m.scaling.items()))
+        for m in model.modules()
+        if hasattr(m, "merged")
     ]
     return {
         "the weights' place or dtype": [(t.data_ptr(), t.dtype) for t in tensors],

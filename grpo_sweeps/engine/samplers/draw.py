@@ -7,12 +7,12 @@ where a uniform number lies within rounding of the edge between two tokens.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from functools import cache
-from importlib.util import find_spec
 
 import numpy as np
 import torch
 from torch import Tensor
+
+from grpo_sweeps.engine.samplers import kernels
 
 
 def uniforms(seeds: Sequence[int], limit: int) -> np.ndarray:
@@ -25,7 +25,7 @@ def draw(logits_BV: Tensor, uniforms_B1: Tensor | None, temperature: float) -> t
 
     A token is the inverse of the cumulative distribution at the row's uniform number; without one, the most probable.
     """
-    if uniforms_B1 is not None and logits_BV.is_cuda and logits_BV.dtype != torch.float64 and _has_triton():
+    if uniforms_B1 is not None and logits_BV.is_cuda and not kernels.fault(logits_BV.device, logits_BV.dtype):
         from grpo_sweeps.engine.samplers.kernels.draw_tokens import draw_tokens
 
         return draw_tokens(logits_BV, uniforms_B1, temperature)
@@ -43,8 +43,3 @@ def plain(logits_BV: Tensor, uniforms_B1: Tensor | None, temperature: float) -> 
         target_B1 = uniforms_B1 * cdf_BV[:, -1:]
         next_B1 = torch.searchsorted(cdf_BV, target_B1, right=True).clamp(max=cdf_BV.shape[1] - 1)
     return next_B1.squeeze(1), logprobs_BV.gather(1, next_B1).squeeze(1)
-
-
-@cache
-def _has_triton() -> bool:
-    return find_spec("triton") is not None

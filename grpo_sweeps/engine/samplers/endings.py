@@ -44,5 +44,6 @@ def _ids_with_last_character(tokenizer: Any, stop: tuple[str, ...]) -> frozenset
 
 def _special_stops(tokenizer: Any, stop: tuple[str, ...]) -> list[int]:
     """Stop strings that are special tokens: they end a rollout by their id, since decoding leaves them out."""
-    special = set(getattr(tokenizer, "all_special_tokens", ()))
+    special = set(getattr(tokenizer, "all_special_tokens", ()))  # those with a role; others are added and marked
+    special |= {str(token) for token in getattr(tokenizer, "added_tokens_decoder", {}).values() if token.special}
     return [int(tokenizer.convert_tokens_to_ids(text)) for text in stop if text in special]

@@ -8,7 +8,7 @@ the same logits give the same tokens.
 from __future__ import annotations
 
 import logging
-from collections import Counter, deque
+from collections import deque
 from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any
@@ -66,8 +66,7 @@ class GraphSampler:
         drawn_BT = None if greedy else uniforms(seeds, config.max_new_tokens)
         with _evaluating(self.policy.model), _current(self.policy.device):
             step = self._step_for(rows, longest)
-            call = _Call(self.policy, step, step.size(rows), prompts, drawn_BT, config, Endings(self.policy, stop))
-            return call.run()
+            return _Call(self.policy, step, rows, prompts, drawn_BT, config, Endings(self.policy, stop)).run()
 
     def _step_for(self, rows: int, longest: int) -> DecodeStep:
         """The step that was recorded, where it is large enough and still holds; else a new one."""
@@ -85,21 +84,22 @@ class GraphSampler:
 class _Call:
     """The rows of one call of the sampler, from the first prompt read to the last row ended.
 
-    N rows in all, b of them in slots at a time. `live` are the numbers of those, in the order of their positions.
-    Arrays over the tokens have room for a look past the limit: what is drawn there is not kept.
+    N rows in all, `rows` of them in slots at a time, by a step for b. `live` are the numbers of those, in the order of
+    their positions. Arrays over the tokens have room for a look past the limit: what is drawn there is not kept.
     """
 
     def __init__(
         self,
         policy: Policy,
         step: DecodeStep,
-        b: int,
+        rows: int,
         prompts: list[tuple[int, ...]],
         uniforms_NT: np.ndarray | None,
         config: RolloutConfig,
         endings: Endings,
     ) -> None:
-        self.policy, self.step, self.b, self.config, self.endings = policy, step, b, config, endings
+        self.policy, self.step, self.config, self.endings = policy, step, config, endings
+        self.b = step.size(rows)
         self.prompts, N, limit = prompts, len(prompts), config.max_new_tokens
         self.uniforms_NT = None if uniforms_NT is None else np.pad(uniforms_NT, ((0, 0), (0, LOOK)))
         self.tokens_NT = np.zeros((N, limit + LOOK), dtype=np.int64)
@@ -109,9 +109,8 @@ class _Call:
         self.next_N = np.array([ids[-1] for ids in prompts], dtype=np.int64)  # the token that is taken next
         self.held_N = np.array([len(ids) - 1 for ids in prompts], dtype=np.int64)  # those before it, in the slot
         self.by_itself = np.zeros(N, dtype=bool)  # rows that ended before the limit, or with it
-        self.waiting, self.free = deque(range(N)), deque(range(b))
+        self.waiting, self.free = deque(range(N)), deque(range(rows))
         self.live = np.zeros(0, dtype=np.int64)
-        self.unread = Counter(prompts)  # how many rows still wait for each prompt
         self.read: dict[tuple[int, ...], tuple[Read, int]] = {}
         special = endings.ids | endings.watch
         self.special = np.fromiter(special, dtype=np.int64, count=len(special))
@@ -135,10 +134,8 @@ class _Call:
         for rows in by_read.values():
             read = self.read[self.prompts[rows[0]]][0]
             self.step.fill(self.slots_N[rows].tolist(), read, [self.read[self.prompts[i]][1] for i in rows])
-        self.unread.subtract(self.prompts[i] for i in new)
-        for prompt in {self.prompts[i] for i in new}:
-            if not self.unread[prompt]:
-                del self.read[prompt]
+        following = self.prompts[self.waiting[0]] if self.waiting else None  # rows of a prompt stand together
+        self.read = {prompt: read for prompt, read in self.read.items() if prompt == following}
         self.live = np.concatenate([self.live, np.array(new)])
 
     def _read(self, prompts: list[tuple[int, ...]]) -> None:

@@ -2,12 +2,8 @@
 
 from __future__ import annotations
 
-from functools import cache
-from importlib.util import find_spec
-
-import torch
-
 from grpo_sweeps.engine.policy import Policy
+from grpo_sweeps.engine.samplers import kernels
 
 SERVED = (
     "gemma2",
@@ -31,8 +27,6 @@ def why_not_served(policy: Policy, on_gpu: bool = True) -> str:
     config = policy.model.config.get_text_config(decoder=True)
     if on_gpu and policy.device.type != "cuda":
         return f"it needs a CUDA GPU, and the policy is on {policy.device}"
-    if on_gpu and find_spec("triton") is None:
-        return "it needs the package triton, which is not installed"
     if not _transformers_own(policy):
         return "the model's code is not of transformers"
     if config.model_type not in SERVED:
@@ -41,23 +35,13 @@ def why_not_served(policy: Policy, on_gpu: bool = True) -> str:
         return f"positions of rope type {min(changing)} change with the length of the text"
     if getattr(policy.model, "is_quantized", False):
         return "its weights are quantised"
-    return _kernel_fault(policy.device) if on_gpu else ""
-
-
-@cache
-def _kernel_fault(device: torch.device) -> str:
-    """Why Triton's kernels cannot be used here (no C compiler, an old card), seen by a trial of one of them."""
-    from grpo_sweeps.engine.samplers.draw import draw, plain
-
-    logits_BV = torch.tensor([[0.0, 1.0, -1.0, 2.0]], device=device)
-    uniforms_B1 = torch.tensor([[0.5]], dtype=torch.float64, device=device)
-    try:
-        found, expected = draw(logits_BV, uniforms_B1, 1.0), plain(logits_BV, uniforms_B1, 1.0)
-    except Exception as error:
-        line = (str(error).strip().splitlines() or [""])[-1]
-        return f"Triton's kernels cannot be compiled or run here ({type(error).__name__}: {line})"
-    same = bool(found[0] == expected[0]) and torch.allclose(found[1], expected[1], atol=1e-5)
-    return "" if same else "a trial of Triton's kernels gave another token than torch's own operators"
+    if getattr(config, "is_causal", True) is False:
+        return "its attention is not causal"
+    if getattr(config, "use_sliding_window", True) is False and "sliding_attention" in (
+        getattr(config, "layer_types", None) or ()
+    ):
+        return "its configuration has layers with a window, and windows switched off"
+    return kernels.fault(policy.device, policy.model.dtype) if on_gpu else ""
 
 
 def _transformers_own(policy: Policy) -> bool:

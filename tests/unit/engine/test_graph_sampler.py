@@ -15,7 +15,7 @@ from torch import nn
 from grpo_sweeps.config import ModelConfig, RolloutConfig
 from grpo_sweeps.engine.policy import Policy, load_policy
 from grpo_sweeps.engine.rollouts import Rollout, row_seed
-from grpo_sweeps.engine.samplers import decode, served
+from grpo_sweeps.engine.samplers import decode, draw, graph, kernels, served
 from grpo_sweeps.engine.samplers.eager import EagerSampler
 from grpo_sweeps.engine.samplers.graph import GraphSampler
 from grpo_sweeps.types import ConfigError
@@ -200,6 +200,58 @@ def test_a_weight_that_moved_is_recorded_anew_and_said(policy: Policy, caplog: p
     assert "recorded anew, since the weights' place or dtype changed" in caplog.text
 
 
+def test_another_dtype_is_recorded_anew(policy: Policy) -> None:
+    policy = dataclasses.replace(policy, model=copy_of(policy.model))
+    sampler = GraphSampler(policy, tape)
+    prompts, seeds = rows_of(policy, 3)
+    sampler.sample(prompts, seeds, CONFIG)
+    policy.model.to(torch.float64)
+    assert_same(sampler.sample(prompts, seeds, CONFIG), EagerSampler(policy).sample(prompts, seeds, CONFIG))
+
+
+def test_fewer_rows_go_through_the_step_of_more(policy: Policy, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One recording serves every smaller call, and no call has more rows at once than it may."""
+    recordings = []
+    sampler = GraphSampler(policy, lambda step: recordings.append(1) or tape(step))
+    live, place = list[int](), decode.DecodeStep.place
+
+    def counted(step: decode.DecodeStep, b: int, tokens_B: np.ndarray, *rest: np.ndarray) -> None:
+        live.append(len(tokens_B))
+        place(step, b, tokens_B, *rest)
+
+    monkeypatch.setattr(decode.DecodeStep, "place", counted)
+    for repeats, batch in ((6, 64), (5, 64), (1, 64), (6, 5), (6, 64)):
+        prompts, seeds = rows_of(policy, repeats)
+        config = dataclasses.replace(CONFIG, batch=batch)
+        live.clear()
+        found = sampler.sample(prompts, seeds, config)
+        assert_same(found, EagerSampler(policy).sample(prompts, seeds, config))
+        assert max(live) <= min(batch, len(prompts))
+    assert len(recordings) == 1
+
+
+def test_prompts_that_come_back_later_are_read_again_and_not_kept(policy: Policy) -> None:
+    prompts, seeds = rows_of(policy, 1)
+    prompts, seeds, config = prompts * 4, list(range(16)), dataclasses.replace(CONFIG, batch=3)
+    sampler, kept = GraphSampler(policy, tape), list[int]()
+    with pytest.MonkeyPatch.context() as patch:
+        admit = graph._Call._admit
+        patch.setattr(graph._Call, "_admit", lambda self: (admit(self), kept.append(len(self.read))))
+        found = sampler.sample(prompts, seeds, config)
+    assert_same(found, EagerSampler(policy).sample(prompts, seeds, config))
+    assert max(kept) <= 1
+
+
+def test_an_interrupted_call_leaves_the_next_one_right(policy: Policy) -> None:
+    sampler = GraphSampler(policy, tape)
+    prompts, seeds = rows_of(policy, 3)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(graph._Call, "_keep", lambda *_: (_ for _ in ()).throw(KeyboardInterrupt))
+        with pytest.raises(KeyboardInterrupt):
+            sampler.sample(prompts, seeds, CONFIG)
+    assert_same(sampler.sample(prompts, seeds, CONFIG), EagerSampler(policy).sample(prompts, seeds, CONFIG))
+
+
 def test_more_rows_or_longer_ones_get_new_slots(policy: Policy) -> None:
     sampler = GraphSampler(policy, tape)
     for repeats, limit in ((1, 8), (5, 8), (2, 90), (5, 24)):
@@ -272,6 +324,8 @@ def test_lora_is_served(policy: Policy) -> None:
     prompts, seeds = rows_of(lora, 4)
     with_adapter = sampler.sample(prompts, seeds, CONFIG)
     assert_same(with_adapter, EagerSampler(lora).sample(prompts, seeds, CONFIG))
+    model.set_scale("default", 3.0) if hasattr(model, "set_scale") else scaled(model, 3.0)
+    assert_same(sampler.sample(prompts, seeds, CONFIG), EagerSampler(lora).sample(prompts, seeds, CONFIG))
     with model.disable_adapter():
         without = sampler.sample(prompts, seeds, CONFIG)
         assert_same(without, EagerSampler(lora).sample(prompts, seeds, CONFIG))
@@ -289,6 +343,17 @@ def test_lora_is_served(policy: Policy) -> None:
             shape(transformers.LlamaConfig, rope_parameters={"rope_type": "dynamic", "rope_theta": 1e4, "factor": 2.0}),
             "rope type dynamic",
         ),
+        (
+            shape(
+                transformers.SmolLM3Config,
+                pad_token_id=0,
+                use_sliding_window=False,
+                sliding_window=5,
+                layer_types=["sliding_attention"] * 3,
+            ),
+            "layers with a window, and windows switched off",
+        ),
+        (shape(transformers.LlamaConfig, is_causal=False), "not causal"),
     ],
 )
 def test_what_is_not_served_is_named(policy: Policy, model: Make, reason: str) -> None:
@@ -306,6 +371,35 @@ def test_a_step_that_reads_on_the_host_cannot_be_recorded() -> None:
     x = torch.ones(3)
     with pytest.raises(HostRead):
         tape(lambda: x * float(x.sum()))
+
+
+def test_attention_with_more_than_is_known_is_refused(policy: Policy) -> None:
+    step = decode.DecodeStep(policy, 1, 8, tape)
+    x = torch.zeros(1, 1, 1, 8)
+    with pytest.raises(NotImplementedError, match="attention with s_aux is not known"):
+        step._attention(policy.model, x, x, x, None, s_aux=x)
+
+
+def test_float64_is_not_for_the_kernels() -> None:
+    assert "the policy is in float64" in kernels.fault(torch.device("cpu"), torch.float64)
+
+
+def test_where_the_kernels_fail_their_trial_the_draw_is_torchs_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    """For the eager engine too, which is what takes over there."""
+
+    class OnGpu(torch.Tensor):
+        is_cuda = True
+
+    monkeypatch.setattr(kernels, "fault", lambda device, dtype: "no C compiler")
+    logits_BV, uniforms_B1 = torch.randn(3, 50), torch.rand(3, 1, dtype=torch.float64)
+    found = draw.draw(logits_BV.as_subclass(OnGpu), uniforms_B1, 1.0)
+    assert torch.equal(found[0], draw.plain(logits_BV, uniforms_B1, 1.0)[0])
+
+
+def scaled(model: Any, scale: float) -> None:
+    for module in model.modules():
+        if hasattr(module, "merged"):
+            module.set_scale("default", scale)
 
 
 def copy_of(model: nn.Module) -> Any:

@@ -71,6 +71,35 @@ def test_slices_have_the_bits_of_one_update(dtype: torch.dtype, entries: int, mo
             assert torch.equal(state[name], states[1]["state"][number][name])
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_memory_that_is_no_row_is_updated_whole(dtype: torch.dtype) -> None:
+    """Transposed parameters and gradients, beside plain ones of the same values."""
+    config = TrainerConfig(lr=1e-2, max_grad_norm=0.0)
+    values, grads = torch.randn(6, 9), torch.randn(3, 6, 9)
+    plain = [torch.nn.Parameter(values.to(dtype).clone()) for _ in range(2)]
+    turned = [torch.nn.Parameter(values.to(dtype).T.contiguous().T), torch.nn.Parameter(values.to(dtype).clone())]
+    one, other = MasterAdamW(plain, config), MasterAdamW(turned, config)
+    for grad in grads.to(dtype):
+        for parameter in plain:
+            parameter.grad = grad.clone()
+        turned[0].grad, turned[1].grad = grad.clone(), grad.T.contiguous().T
+        one.step(1e-2)
+        other.step(1e-2)
+    for a, b in zip([*plain, *one.masters], [*turned, *other.masters], strict=True):
+        assert torch.equal(a, b)
+
+
+def test_an_update_that_fails_leaves_a_state_that_can_be_saved(monkeypatch: pytest.MonkeyPatch) -> None:
+    parameters, optimizer = updated(torch.bfloat16)
+    for one in parameters:
+        one.grad = torch.ones_like(one)
+    with monkeypatch.context() as patch:
+        patch.setattr(optimizer.adamw, "step", lambda: (_ for _ in ()).throw(KeyboardInterrupt))
+        with pytest.raises(KeyboardInterrupt):
+            optimizer.step(1e-2)
+    assert set(optimizer.state_dict()["adamw"]["state"]) == set(range(len(parameters)))
+
+
 def test_every_entry_is_in_one_slice(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(optim, "LEAST_SLICE", 100)
     parameters = several(torch.float32)
