@@ -12,7 +12,7 @@ from grpo_sweeps.engine.gram.layout import RowLayout, SlotPlan
 from grpo_sweeps.engine.gram.linear import WeightSums
 from grpo_sweeps.engine.gram.measurement import Reduction
 from grpo_sweeps.engine.gram.recorder import Record, Slots, Workspace
-from grpo_sweeps.engine.samplers import attention, draw
+from grpo_sweeps.engine.samplers import attention, draw, kernels
 from grpo_sweeps.engine.samplers.kernels import decode_attention, draw_tokens
 
 CPU = torch.device("cpu")
@@ -106,6 +106,7 @@ def main() -> int:
         "attention, a window and a softcap": attends((6, 2), (16, 16), f32, 30, 0.7),
         # not bfloat16, whose products this interpreter takes as those of whole numbers; the tests on a card have it
         "attention of half types": attends((6, 2), (32, 32), torch.float16, None, None) / 1e3,
+        "the trial of both": float(bool(kernels.fault(CPU, f32))),
         "draw of few words": draws(97, 1.0),
         "draw over two blocks": draws(5000, 0.7),
     }
