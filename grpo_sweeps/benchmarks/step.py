@@ -19,7 +19,6 @@ from importlib.util import find_spec
 from typing import Any
 
 import torch
-from hydra import compose, initialize_config_dir
 
 from grpo_sweeps.benchmarks.options import StepOptions
 from grpo_sweeps.benchmarks.setup import (
@@ -41,7 +40,7 @@ from grpo_sweeps.loop.inner import take_step
 from grpo_sweeps.loop.rollouts import reward_of
 from grpo_sweeps.loop.setup import Setup, prepare
 from grpo_sweeps.paths import conf_dir
-from hydra_plugins.grpo_launcher.registration import register, version_base
+from hydra_plugins.grpo_launcher.registration import composed
 
 SUBJECTS = ("graph", "eager", "trl")
 PARTS = ("sample", "backward", "update")
@@ -111,9 +110,7 @@ def _config(options: StepOptions, engine: str) -> RunConfig:
     words += ["analysis.update_every=0", "trainer.steps=100000", "trainer.eval_every=0"]
     words += [f"model.path={_quoted(options.path)}"] if options.path else []
     words += ["task=gsm8k", f"task.path={_quoted(options.gsm8k)}"] if options.gsm8k else []
-    register()
-    with initialize_config_dir(str(conf_dir()), **version_base()):
-        config = RunConfig.from_composed(compose("config", overrides=words, return_hydra_config=True))
+    config = RunConfig.from_composed(composed(*words))
     check(config)
     return config
 

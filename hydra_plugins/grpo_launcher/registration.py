@@ -53,6 +53,17 @@ def register() -> None:
     _register_resolver("sweeps_help", sweeps_help)
 
 
+def composed(*words: str) -> Any:
+    """The configuration that a command's words compose, Hydra's own `hydra` node included."""
+    from hydra import compose, initialize_config_dir
+
+    from grpo_sweeps.paths import conf_dir
+
+    register()
+    with initialize_config_dir(str(conf_dir()), **version_base()):
+        return compose("config", overrides=list(words), return_hydra_config=True)
+
+
 def _register_resolver(name: str, resolver: Callable[[], str]) -> None:
     """Make `${name:}` resolve to what `resolver` returns."""
     from omegaconf import OmegaConf

@@ -1,4 +1,5 @@
-"""Everything private of torch that the Gram relies on, one small function each, and the trial that finds them changed.
+"""Everything private of torch that the package relies on, one small function each, and the trial that finds them
+changed.
 
 No other file of the package uses a private name of torch (a test reads the syntax trees). `trial` runs once, when the
 first GradientGram is made: it looks up every name and tries what each does, on a few numbers on the CPU.
@@ -165,6 +166,12 @@ def compiled_code(modules: Iterable[nn.Module]) -> bool:
         type(module).__name__ == "OptimizedModule" or module.__dict__.get("_compiled_call_impl") is not None
         for module in modules
     )
+
+
+def recompilations(limit: int) -> AbstractContextManager[None]:
+    """Inside, Dynamo compiles a function for so many different calls before it leaves it uncompiled, which it does
+    without a word. The limit is in no public part of torch."""
+    return torch._dynamo.config.patch(recompile_limit=limit)  # type: ignore[no-any-return]
 
 
 def raw_stream(device: torch.device) -> int:

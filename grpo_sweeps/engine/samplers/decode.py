@@ -23,6 +23,7 @@ from transformers import DynamicCache
 from transformers.cache_utils import Cache, CacheLayerMixin
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
+from grpo_sweeps.engine.gram.torch_private import recompilations
 from grpo_sweeps.engine.policy import Policy
 from grpo_sweeps.engine.samplers.attention import attend
 from grpo_sweeps.engine.samplers.eager import cache_argument
@@ -33,6 +34,7 @@ Recorder = Callable[[Callable[[], Tensor]], Callable[[], Tensor]]
 """Takes the step, which gives its logits, and gives what repeats it on the same addresses."""
 
 ATTENTION = "grpo_sweeps_decode"
+VARIANTS = 64  # of a compiled function: by size of the step, and by the shapes of a model's norms
 UNKNOWN = ("s_aux", "position_bias")  # arguments of other models' attention that would change the result
 SIZES = 4  # recordings that are kept; each holds its logits
 ROUND_LENGTH = 64  # slots are a multiple of this long, so that a slightly longer prompt needs no new ones
@@ -301,7 +303,7 @@ def compiled_regions(model: nn.Module) -> Iterator[None]:
     kinds = ("RMSNorm", "LayerNorm1P") if lora else ("RMSNorm", "LayerNorm1P", "MLP")
     compiled: dict[type, Callable[..., Any]] = {}
     with ExitStack() as stack:
-        stack.enter_context(torch._dynamo.config.patch(recompile_limit=64))
+        stack.enter_context(recompilations(VARIANTS))
         for module in model.modules():
             kind = type(module)
             if not kind.__name__.endswith(kinds) or "forward" in vars(module):

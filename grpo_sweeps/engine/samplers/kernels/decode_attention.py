@@ -100,3 +100,20 @@ def decode_attention(
         SOFTCAP=softcap is not None, WINDOW=window is not None, num_warps=WARPS, num_stages=STAGES,
     )  # fmt: skip
     return out_BHE
+
+
+def trial(device: torch.device, dtype: torch.dtype) -> bool:
+    """Whether a row without a past gives its own value, and one whose keys are all alike the mean of what it sees."""
+    B, H, K, T, D = 2, 4, 2, 32, 16
+    query_BHD, key_BKD = (
+        torch.ones(B, H, D, device=device, dtype=dtype),
+        torch.zeros(B, K, D, device=device, dtype=dtype),
+    )
+    values_SKTD = torch.linspace(-2, 2, (B + 1) * K * T * D, device=device).view(B + 1, K, T, D).to(dtype)
+    value_BKD, keys_SKTD = values_SKTD[B, :, :B].transpose(0, 1), torch.zeros_like(values_SKTD)
+    slots_B, lengths_B = torch.tensor([1, 0], device=device), torch.tensor([0, 20], device=device)
+    out_BHD = decode_attention(query_BHD, key_BKD, value_BKD, keys_SKTD, values_SKTD, slots_B, lengths_B, D**-0.5)
+    expected_BKD = torch.stack([value_BKD[0], values_SKTD[0, :, :21].double().mean(1).to(dtype)])
+    stored = torch.equal(values_SKTD[0, :, 20], value_BKD[1])
+    expected_BHD = expected_BKD.repeat_interleave(H // K, dim=1)
+    return stored and torch.allclose(out_BHD.double(), expected_BHD.double(), atol=16 * torch.finfo(dtype).eps)

@@ -68,3 +68,12 @@ def draw_tokens(logits_BV: Tensor, uniforms_B1: Tensor, temperature: float) -> t
             WORDS=WORDS, BLOCKS=triton.next_power_of_2(N), num_warps=8,
         )  # fmt: skip
     return tokens_B, logprobs_B
+
+
+def trial(device: torch.device, dtype: torch.dtype) -> bool:
+    """Whether two rows of four words are drawn as they should be."""
+    logits_BV = torch.tensor([[0.0, 1.0, -1.0, 2.0], [3.0, 0.0, 0.0, -2.0]], dtype=dtype, device=device)
+    uniforms_B1 = torch.tensor([[0.5], [0.9]], dtype=torch.float64, device=device)
+    tokens_B, logprobs_B = draw_tokens(logits_BV, uniforms_B1, 1.0)
+    expected_B = torch.log_softmax(logits_BV.double(), dim=1)[[0, 1], [3, 0]]
+    return tokens_B.tolist() == [3, 0] and torch.allclose(logprobs_B.double(), expected_B, atol=1e-5)
