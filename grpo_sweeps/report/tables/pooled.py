@@ -21,7 +21,9 @@ from grpo_sweeps.report.read.query import Sweep
 from grpo_sweeps.spectra import null_effective_rank
 
 FLEXIBLE_REWARD = "grpo_sweeps.rewards.exact_match.flexible"
-NULLS = ("null_effective_rank", "null_distinct", "null_closed_form", "null_measured_norms", "null_gaussian")
+NULLS = (
+    "null_effective_rank", "null_distinct", "null_closed_form", "null_measured_norms", "null_gaussian", "null_both",
+)  # fmt: skip
 
 
 def usable_groups(sweep: Sweep, arm: str, R: int) -> pd.DataFrame:
@@ -106,7 +108,8 @@ def _in_words(row: Mapping[Any, Any], name: str, digits: int = 2) -> str:
 
 
 def pooled_difference(groups: pd.DataFrame, alpha: float = 0.05, by: Clusters | None = None) -> Interval:
-    """Mean over groups of effective rank minus its null for the recorded weights (orthogonal scores of equal norm)."""
+    """Mean over groups of effective rank minus its null for the recorded weights (orthogonal scores of equal norm; for
+    rows of the loss orthogonal rows with their own norms)."""
     difference = groups["effective_rank"] - groups["null_effective_rank"]
     return mean_over(difference, by or clusters(groups), alpha)
 
@@ -179,9 +182,10 @@ def by_k(sweep: Sweep) -> pd.DataFrame:
     """One row per arm, R and k = 1 .. R - 1 (binary rewards): every quantity of each of the five matrices with its
     interval (those of G without a prefix, the others with that of `spectral.MATRICES`), and the nulls of those of G.
 
-    A null is named null_closed_form, null_measured_norms or null_gaussian, for another quantity than the effective rank
-    with its name behind it. The closed form is of group-mean advantages over orthogonal scores of equal norm, for the
-    effective rank 4k(R-k)/R. A k without groups has its row too, with 0 groups and no values but the closed forms.
+    A null is named null_closed_form, null_measured_norms, null_both or null_gaussian, for another quantity than the
+    effective rank with its name behind it. The closed form is of group-mean advantages over orthogonal scores of equal
+    norm, for the effective rank 4k(R-k)/R. A k without groups has its row too, with 0 groups and no values but the
+    closed forms.
     """
     rows = []
     for arm, R in sweep.cells:
