@@ -35,6 +35,7 @@ TONES = {
     "holds": ("yes", "✓"),
     "holds, corrected": ("yes", "✓"),
     "does not hold": ("no", "✗"),
+    "possible": ("open", "?"),
     "undefined": ("open", "?"),
     "undecided": ("open", "?"),
 }

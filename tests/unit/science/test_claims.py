@@ -63,7 +63,7 @@ def test_rank_is_not_bounded_by_the_zero_sum(prompts, rng):
 
 
 def test_table_one_is_possible_and_the_hoeffding_entries_are_computed():
-    assert scores.feasible().judgement == "holds, corrected"
+    assert scores.feasible().judgement == "possible"  # numbers of one model: arithmetic can do no more
     rows = {(row["R"], row["eps"]): row["bound"] for row in advantages.hoeffding_rows()}
     assert [round(rows[4, eps], 2) for eps in (0.3, 0.2, 0.1)] == [0.97, 1.45, 1.85]
     assert advantages.hoeffding_table().judgement == "does not hold"
