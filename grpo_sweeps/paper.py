@@ -13,6 +13,13 @@ BEST_SIZE_ARXIV = "2603.01162"  # the paper on the best group size
 MODEL = "Nemotron-4B"
 """The model that the paper's figures are about."""
 
+MODEL_SHAPES = ("nemotron_mini_4b", "llama_nemotron_nano_4b")
+"""The public architectures of that name and size, by their names in `models.shapes`; the paper does not say which."""
+
+TASK = "grpo_sweeps.tasks.gsm8k.gsm8k"
+REWARDS = ("grpo_sweeps.rewards.exact_match.strict", "grpo_sweeps.rewards.exact_match.flexible")
+"""The paper's task, and rewards of 0 and 1 for the right answer to it."""
+
 
 @dataclass(frozen=True)
 class Statement:

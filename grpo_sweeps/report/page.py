@@ -36,7 +36,7 @@ K_NULLS = {
     "null_gaussian": "null: Gaussian, own spectrum",
 }
 TONES = {rules.HOLDS: ("yes", "✓"), rules.CONTRADICTED: ("no", "✗"), rules.UNDECIDED: ("open", "?")}
-TONES |= {rules.UNDEFINED: ("open", "–"), rules.ASKED: ("open", "–")}
+TONES |= {verdict: ("open", "–") for verdict in (rules.UNDEFINED, rules.ASKED, rules.COMPARED)}
 
 
 def render_page(

@@ -11,17 +11,18 @@ The exact assertions (`controls`) hold for any records; where one fails, the rec
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 
 import numpy as np
 import pandas as pd
 
 from grpo_sweeps.maths.feasibility import cell_range, effective_rank_ranges, energy_in_two
-from grpo_sweeps.maths.intervals import Interval, bounded_interval, linked, share_over
+from grpo_sweeps.maths.intervals import Interval, bounded_interval, linked, mean_over, share_over
 from grpo_sweeps.paper import ABOUT_TWO, MARGIN, STATEMENTS, TABLE1
 from grpo_sweeps.publish.formats import with_interval
 from grpo_sweeps.report.claims import rules
 from grpo_sweeps.report.claims.finding import ERROR, UNKNOWN, Claim, Finding, nothing
-from grpo_sweeps.report.claims.rules import CONTRADICTED, HOLDS, UNDECIDED, all_of, judge
+from grpo_sweeps.report.claims.rules import CONTRADICTED, HOLDS, UNDECIDED, all_of, for_every_R, judge
 from grpo_sweeps.report.measure.spectral import CONTROLS
 from grpo_sweeps.report.tables.pooled import (
     clusters,
@@ -35,6 +36,10 @@ DEFINITIONS = {
     "entropy_rank": "entropy rank",
     "numerical_rank": "numerical rank",
 }
+ABOUT = (ABOUT_TWO - MARGIN, ABOUT_TWO + MARGIN)
+OWN_NULLS = (("null_measured_norms", "null_both"), ("null_effective_rank", "null_distinct"))
+"""A group's own nulls, each with the one that differs from it in equal texts alone."""
+
 CONTROLS_SAY = (
     "Neither the signs of the row weights, nor leave-one-out, nor division by the standard deviation changes the "
     "effective rank of a group; centred rows have a rank of at most R - 1."
@@ -103,11 +108,22 @@ def _c7_at(R: int, groups: pd.DataFrame, alpha: float) -> Finding:
     return Finding(R, len(groups), measured, null, verdict, share, f"at most {R - 1}")
 
 
-def c8(arm: str, groups: dict[int, pd.DataFrame], alpha: float, scope: tuple[str, ...]) -> Claim:
-    """The mean effective rank of each R, its exact negative controls, and the other definitions of rank."""
-    findings = tuple(_c8_at(R, g, alpha) for R, g in groups.items())
+def c8(arm: str, kind: str, groups: dict[int, pd.DataFrame], alpha: float, scope: tuple[str, ...]) -> Claim:
+    """The mean effective rank of each R, its exact negative controls, and the other definitions of rank.
+
+    kind: as for `c2`; the claim derives "about 2" from the zero sum and is not judged where there is none.
+    """
+    findings = tuple(_c8_at(R, g, alpha, bool(kind)) for R, g in groups.items())
     verdict = all_of([f.verdict for f in findings])
     remarks = [*scope, *(_distinct_rank(R, g) for R, g in groups.items() if len(g))]
+    if not kind:
+        remarks.append("Not judged: the advantages of this arm's estimator do not sum to zero in a group.")
+    remarks += [
+        f"R = {R}: about 2 by repeated texts alone: without them the null is not about 2, with equal texts made one "
+        "the measured value is not told from it or it is about 2 too."
+        for R, g in groups.items()
+        if len(g) and by_repeats(R, g, alpha)
+    ]
     columns = ["effective_rank", *CONTROLS]
     measured = [g[columns] for g in groups.values() if len(g)]
     changes = control_changes(pd.concat(measured) if measured else pd.DataFrame())
@@ -122,9 +138,10 @@ def c8(arm: str, groups: dict[int, pd.DataFrame], alpha: float, scope: tuple[str
             "Neither the signs of the weights nor one factor a group can touch the spectrum, so it is not the zero sum "
             "of the advantages that sets the effective rank."
         )
-    if verdict == HOLDS and max(groups) < 4:
+    if verdict == HOLDS and for_every_R(verdict, groups) != HOLDS:
         verdict = UNDECIDED
-        remarks.append("At R = 2 no effective rank exceeds 2: 'for every R' needs a larger R.")
+        every = ", ".join(map(str, sorted(TABLE1)))
+        remarks.append(f"'For every R' needs R = {every} together; at R = 2 no effective rank exceeds 2.")
     remarks += other_definitions(groups, alpha)
     return Claim("C8", arm, STATEMENTS["C8"].brief, verdict, findings, tuple(remarks))
 
@@ -153,7 +170,23 @@ def _distinct_rank(R: int, groups: pd.DataFrame) -> str:
     )
 
 
-def _c8_at(R: int, groups: pd.DataFrame, alpha: float) -> Finding:
+def by_repeats(R: int, groups: pd.DataFrame, alpha: float, rank: str = "effective_rank") -> bool:
+    """Do repeated texts alone bring a group's own null, orthogonal scores of the measured or of equal norms, to "about
+    2", or to the measured mean as far as it is told from it? `rank`: another of `DEFINITIONS`."""
+    if not (groups["distinct"] < R).any():
+        return False
+    ending = "" if rank == "effective_rank" else f"_{rank}"
+    pairs = OWN_NULLS if not ending else OWN_NULLS[:1]
+    for plain, merged in ((f"{a}{ending}", f"{b}{ending}") for a, b in pairs):
+        if not groups[merged].notna().any() or ABOUT[0] <= groups[plain].astype(float).mean() <= ABOUT[1]:
+            continue
+        less = mean_over(groups[rank].astype(float) - groups[merged].astype(float), clusters(groups), alpha)
+        if ABOUT[0] <= groups[merged].astype(float).mean() <= ABOUT[1] or not less.outside(0.0, 0.0):
+            return True
+    return False
+
+
+def _c8_at(R: int, groups: pd.DataFrame, alpha: float, judged: bool) -> Finding:
     if not len(groups):
         return Finding(R, 0, "nothing measured", "", UNDECIDED, UNKNOWN, "about 2")
     few = len(groups) < rules.MIN_GROUPS
@@ -167,11 +200,20 @@ def _c8_at(R: int, groups: pd.DataFrame, alpha: float) -> Finding:
     )
     if groups["null_distinct"].notna().any():
         null += f"; equal texts counted once {groups['null_distinct'].mean():.2f}"
+    null += (
+        f"; measured norms {groups['null_measured_norms'].mean():.2f}; these and equal texts once "
+        f"{groups['null_both'].mean():.2f}"
+    )
     if groups["null_gaussian"].notna().any():
-        null += f"; Gaussian scores with each group's own spectrum {groups['null_gaussian'].mean():.2f}"
-    verdict = judge(rank, ABOUT_TWO - MARGIN, ABOUT_TWO + MARGIN, len(groups))
-    if few and rank.outside(ABOUT_TWO - MARGIN, ABOUT_TWO + MARGIN):
-        verdict = rules.CONTRADICTED
+        null += (
+            f"; Gaussian scores with each group's own spectrum {groups['null_gaussian'].mean():.2f} (below the "
+            "spectrum it is drawn from: no bound from above)"
+        )
+    verdict = judge(rank, *ABOUT, len(groups))
+    if few and rank.outside(*ABOUT):
+        verdict = CONTRADICTED
+    if not judged or (verdict == HOLDS and by_repeats(R, groups, alpha)):
+        verdict = UNDECIDED
     return Finding(R, len(groups), measured, null, verdict, rank, "about 2")
 
 
@@ -191,22 +233,23 @@ def _sentence(name: str, groups: dict[int, pd.DataFrame], alpha: float) -> str:
         has_floor = f"{name}_floor_low" in g
         found = rank_with_floor(g, alpha, name) if has_floor else pooled(g, name, alpha)
         coarse = not has_floor and float((g["resolution"] > rules.RESOLUTION).mean()) > rules.TOLERATED_SHARE
-        low, high = ABOUT_TWO - MARGIN, ABOUT_TWO + MARGIN
-        judged = rules.judge(found, low, high, len(g))
-        too_low = coarse and (judged == rules.HOLDS or found.high < low)
-        verdicts.append(rules.UNDECIDED if too_low else judged)
+        judged = judge(found, *ABOUT, len(g))
+        too_low = coarse and (judged == HOLDS or found.high < ABOUT[0])
+        repeats = judged == HOLDS and by_repeats(R, g, alpha, name)
+        verdicts.append(UNDECIDED if too_low or repeats else judged)
         null = g[f"null_orthogonal_{name}"].astype(float).mean()
         words = f"R = {R}: {with_interval(found.mean, found.low, found.high)}, orthogonal scores {null:.2f}"
         said.append(words + (", the Grams too coarse" if too_low else ""))
-    verdict = rules.all_of(verdicts)
-    if verdict == rules.HOLDS and max(groups) < 4:
-        verdict = rules.UNDECIDED
+    verdict = for_every_R(all_of(verdicts), groups)
     return f"By {DEFINITIONS[name]}, by the same rule: {verdict} ({'; '.join(said)})."
 
 
 def c10(arm: str, groups: dict[int, pd.DataFrame], alpha: float, scope: tuple[str, ...]) -> Claim:
-    """Each row of Table 1, and what its printed ranges allow."""
+    """Each row of Table 1, and what its printed ranges allow. Its numbers are one model's: where `scope` says that the
+    runs are about another model, task or reward they are compared with them and not judged."""
     findings = tuple(_c10_at(R, g, alpha) for R, g in groups.items() if R in TABLE1)
+    if scope:
+        findings = tuple(replace(f, verdict=rules.COMPARED) if f.groups else f for f in findings)
     remarks = [*scope, *(_feasibility(R) for R in groups if R in TABLE1)]
     if 2 in groups:
         remarks.append("With a rank of at most R - 1 (C7) the R = 2 row would be effective rank 1, top-1 fraction 1.")
@@ -216,9 +259,10 @@ def c10(arm: str, groups: dict[int, pd.DataFrame], alpha: float, scope: tuple[st
         if not broken
         else f"{broken} groups lie outside the range of their own top-1 fraction: the records do not fit together."
     )
-    verdict = all_of([f.verdict for f in findings])
-    if broken or (verdict == HOLDS and set(TABLE1) - set(groups)):
-        verdict = UNDECIDED  # the table is confirmed only when each of its rows is
+    verdict = for_every_R(all_of([f.verdict for f in findings]), groups)
+    if scope and any(f.groups for f in findings):
+        verdict = rules.COMPARED
+    verdict = UNDECIDED if broken else verdict
     return Claim("C10", arm, STATEMENTS["C10"].brief, verdict, findings, tuple(remarks))
 
 
@@ -260,15 +304,12 @@ def _c10_at(R: int, groups: pd.DataFrame, alpha: float) -> Finding:
         f"{with_interval(rank.mean, rank.low, rank.high)}; two values hold {groups['top2_fraction'].mean():.0%} of "
         "the energy"
     )
-    return Finding(R, len(groups), measured, _top1_null(R, groups), all_of(pair), top1, paper)
+    return Finding(R, len(groups), measured, _top1_null(groups), all_of(pair), top1, paper)
 
 
-def _top1_null(R: int, groups: pd.DataFrame) -> str:
+def _top1_null(groups: pd.DataFrame) -> str:
     """Orthogonal scores of equal norm: the energies are w^2, so the top-1 fraction is max w^2 / sum w^2."""
-    k = groups["k"].dropna()
-    if not len(k):
-        return "orthogonal scores: not in closed form for these rewards"
-    top1 = np.maximum(k, R - k) ** 2 / (k * (R - k) * R)
+    top1 = groups["null_orthogonal_top1_fraction"].astype(float)
     return f"orthogonal scores: top-1 {top1.mean():.2f} with effective rank {groups['null_effective_rank'].mean():.2f}"
 
 

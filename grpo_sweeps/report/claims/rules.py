@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 from grpo_sweeps.maths.intervals import Interval
-from grpo_sweeps.paper import ABOUT_TWO, MARGIN
+from grpo_sweeps.paper import ABOUT_TWO, MARGIN, TABLE1
 
 HOLDS = "holds in these runs"
 CONTRADICTED = "contradicted by these runs"
 UNDECIDED = "cannot be decided from these runs"
 UNDEFINED = "undefined in the paper"
 ASKED = "a question: shown, not judged"
+COMPARED = "compared, not judged"
 
 ALPHA = 0.05
 """Chance, at most, that any verdict of one report is wrong by the draw of its data (Bonferroni over its tests)."""
@@ -51,7 +54,10 @@ MIN_PER_K = 5
 IN_WORDS = (
     f"Fixed before looking: 'about 2' means a mean effective rank within {MARGIN:g} of {ABOUT_TWO:g}; fewer than "
     f"{MIN_GROUPS} measured mixed groups at an R decide nothing there, save that C8's effective rank is not 'about 2' "
-    "where Hoeffding's interval, which asks for independent prompts and seeds and for no distribution, excludes it; a "
+    "where Hoeffding's interval, which asks for independent prompts and seeds and for no distribution, excludes it; "
+    f"'for every R' holds from R = {', '.join(map(str, sorted(TABLE1)))} together, and at no R where repeated texts "
+    "alone bring the null to 'about 2'; numbers measured on one model are judged on that model, task and reward, and "
+    f"'{COMPARED}' elsewhere; a "
     f"rank bound is broken when {WITNESSES} groups "
     f"exceed it beyond the precision of K, and holds when at most {TOLERATED_SHARE:.0%} do; the gradient's norm "
     "scales with sigma_r when its log-log slope is between 1 and 2 (0 and 1 after division by the group's standard "
@@ -92,6 +98,15 @@ def judge(interval: Interval, low: float, high: float, groups: int) -> str:
     if interval.inside(low, high):
         return HOLDS
     return CONTRADICTED if interval.outside(low, high) else UNDECIDED
+
+
+def for_every_R(verdict: str, measured: Iterable[int]) -> str:
+    """A claim about every R, or about Table 1, holds when each R of the table was measured and none contradicts it.
+
+    >>> for_every_R(HOLDS, [4]), for_every_R(CONTRADICTED, [4])
+    ('cannot be decided from these runs', 'contradicted by these runs')
+    """
+    return UNDECIDED if verdict == HOLDS and set(TABLE1) - set(measured) else verdict
 
 
 def all_of(verdicts: list[str]) -> str:
