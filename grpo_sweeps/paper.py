@@ -67,9 +67,9 @@ STATEMENTS = {
     ),
     "C6": Statement(
         "sparsity of the gradient",
-        "gradient sparsity",
-        "The gradient becomes sparser during training.",
-        "The sparsity of the gradient grows over training.",
+        "4.1(iv), A.1, 5.1",
+        "Few rollouts have an advantage beyond eps, and fewer during training: the gradient becomes sparser.",
+        "The sparsity of the gradient grows over training: fewer and fewer advantages beyond eps.",
     ),
     "C7": Statement(
         "rank at most R - 1",
@@ -155,6 +155,12 @@ TABLE1 = {2: PaperRow(ABOUT_TWO, 0.6, 0.7), 4: PaperRow(ABOUT_TWO, 0.7, 0.8), 8:
 
 TAILS = (0.1, 0.2, 0.3)
 """The eps of C4's bound, as in the appendix."""
+
+SPARSE = (0.05, 0.3)
+"""The eps of C6, fixed before any run: below 1/R up to R = 16, and the appendix's largest."""
+
+EPSILONS = tuple(sorted({*TAILS, *SPARSE}))
+"""Every eps of which the share of advantages beyond it is counted."""
 
 HOEFFDING_R = (2, 4, 8, 16)
 HOEFFDING_EPS = (0.3, 0.2, 0.1)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from grpo_sweeps.maths.intervals import Interval
-from grpo_sweeps.paper import ABOUT_TWO, MARGIN, TABLE1
+from grpo_sweeps.paper import ABOUT_TWO, MARGIN, SPARSE, TABLE1
 
 HOLDS = "holds in these runs"
 CONTRADICTED = "contradicted by these runs"
@@ -17,9 +17,9 @@ COMPARED = "compared, not judged"
 ALPHA = 0.05
 """Chance, at most, that any verdict of one report is wrong by the draw of its data (Bonferroni over its tests)."""
 
-TESTS_PER_CELL = 6
-"""Decisive intervals for each arm and R: C5's slope, C7's share of groups, C8's effective rank, the score-mean null of
-C9, C10's top-1 fraction, the mean mid-p of shuffled advantages."""
+TESTS_PER_CELL = 7
+"""Decisive intervals for each arm and R: C5's slope, C6's fall of rho (at each eps with its part of one), C7's share of
+groups, C8's effective rank, the score-mean null of C9, C10's top-1 fraction, the mean mid-p of shuffled rewards."""
 
 MIN_GROUPS = 30
 """Measured mixed groups below which an R is not decided, since Student's t is off for few and skewed values. C8 alone
@@ -61,7 +61,9 @@ IN_WORDS = (
     f"rank bound is broken when {WITNESSES} groups "
     f"exceed it beyond the precision of K, and holds when at most {TOLERATED_SHARE:.0%} do; the gradient's norm "
     "scales with sigma_r when its log-log slope is between 1 and 2 (0 and 1 after division by the group's standard "
-    f"deviation), give or take {SLOPE_MARGIN:g}; identities hold to {SUM_TOLERANCE:.0e}. Intervals behind verdicts "
+    f"deviation), give or take {SLOPE_MARGIN:g}; sparsity grows when the shares of advantages beyond "
+    f"{' and '.join(f'{eps:g}' for eps in SPARSE)} both fall from the first to the last third of the steps; identities "
+    f"hold to {SUM_TOLERANCE:.0e}. Intervals behind verdicts "
     "are widened so that all verdicts of this report together are wrong by chance with probability about "
     f"{ALPHA:g} (Bonferroni; Student's t over clusters: more with few or very skewed groups), and by what the "
     "precision of the records allows. A verdict needs its whole interval on one side; otherwise it says "
@@ -80,7 +82,7 @@ CELLS_OF_C11 = 6
 def simultaneous_alpha(cells: int) -> float:
     """Error rate of one interval so that all decisive intervals of a report hold together with 1 - ALPHA.
 
-    >>> simultaneous_alpha(3) == 0.05 / 18
+    >>> simultaneous_alpha(3) == 0.05 / 21
     True
     """
     return ALPHA / (TESTS_PER_CELL * max(1, cells))

@@ -1,8 +1,8 @@
 """The verdicts on all claims of arXiv 2606.29238, from a sweep's records by the rules of `claims.rules`; as tables.
 
-C2 to C4 are judged in `advantages`, C5, C9 and shuffled advantages in `gradient`, C6 and the open question Q3 in
-`training`, C7, C8, C10 and the exact assertions in `ranks`, C11 in `budget` where a sweep has both budgets; here stand
-the claims that no such record decides.
+C2 to C4 are judged in `advantages`, C5, C9 and shuffled rewards in `gradient`, C6 in `sparsity`, the open question Q3
+in `training`, C7, C8, C10 and the exact assertions in `ranks`, C11 in `budget` where a sweep has both budgets; here
+stand the claims that no such record decides. Whose model the runs are about is told in `subject`.
 
 Every claim says what the paper says, what was measured with its interval, what the null gives, and the verdict in
 words.
@@ -23,8 +23,9 @@ from grpo_sweeps.report.claims.finding import EVERY_ARM, Claim, estimator_of
 from grpo_sweeps.report.claims.gradient import c5, c9, shuffled
 from grpo_sweeps.report.claims.ranks import c7, c8, c10, controls
 from grpo_sweeps.report.claims.rules import UNDECIDED
+from grpo_sweeps.report.claims.sparsity import c6
 from grpo_sweeps.report.claims.subject import differences, scope
-from grpo_sweeps.report.claims.training import c6, q3
+from grpo_sweeps.report.claims.training import q3
 from grpo_sweeps.report.read.query import Sweep
 from grpo_sweeps.report.tables.pooled import (
     records_of,
@@ -75,7 +76,7 @@ def judge_claims(sweep: Sweep) -> list[Claim]:
         records = {R: records_of(sweep, arm, R) for R in groups}
         about, kind = scope(differences(sweep, arm)), estimator_of(sweep, arm)
         claims += [judge_one(arm, kind, records) for judge_one in (c2, c3, c4)]
-        measured = [c5(arm, kind, groups, records, alpha), c6(arm, records, sweep), c9(arm, groups, alpha)]
+        measured = [c5(arm, kind, groups, records, alpha), c6(arm, kind, records, sweep, alpha), c9(arm, groups, alpha)]
         claims += [replace(claim, remarks=(*about, *claim.remarks)) for claim in measured]
         claims += [c7(arm, groups, alpha), c8(arm, kind, groups, alpha, about), c10(arm, groups, alpha, about)]
         claims += [controls(arm, groups), shuffled(arm, groups, alpha), q3(arm, groups)]

@@ -7,7 +7,7 @@ import math
 
 import numpy as np
 
-from grpo_sweeps.paper import TAILS
+from grpo_sweeps.paper import EPSILONS
 from grpo_sweeps.report.measure.pairs import UNBIASED
 from grpo_sweeps.spectra.records import own_precision, same_texts
 from grpo_sweeps.types import GroupRecord
@@ -39,7 +39,7 @@ def advantages(record: GroupRecord) -> dict[str, float]:
         "reward_variance": sum((x - mean) ** 2 for x in r) / (R - 1),
         "lone_right": A[r.index(1.0)] if lone else NAN,
     }
-    return found | {f"advantage_above_{eps}": _mean([float(abs(a) > eps) for a in A]) for eps in TAILS}
+    return found | {f"advantage_above_{eps}": _mean([float(abs(a) > eps) for a in A]) for eps in EPSILONS}
 
 
 def pairs_and_shuffles(record: GroupRecord) -> dict[str, float]:

@@ -10,6 +10,7 @@ import torch
 
 from grpo_sweeps.estimators import reinforce, rloo
 from grpo_sweeps.exact import SoftmaxPolicy, binary
+from grpo_sweeps.paper import SPARSE
 from grpo_sweeps.science import advantages, budget, credit, gradient, scores
 from grpo_sweeps.science.budget import Budget
 from grpo_sweeps.science.claim import EXACT, Estimate, agreement
@@ -110,9 +111,22 @@ def test_credit_of_a_single_token_is_uniform():
 def test_ascent_climbs_and_steps_below_the_dtype_change_nothing():
     path = gradient.ascend(SoftmaxPolicy(2, 3, 3, seed=0), [binary(3, 0), binary(3, 1)], 5, 0.5, 4)
     assert all(a.J < b.J for a, b in itertools.pairwise(path))
+    assert path[-1].effective[0.05] == pytest.approx(1 - path[-1].all_equal)  # eps < 1/R: the share of mixed groups
     still = gradient.ascend(SoftmaxPolicy(2, 3, 3, seed=0), [binary(3, 0)], 1, 1e-12, 4)[0]
     assert still.unchanged["bfloat16"] == 1.0 and still.unchanged["float32"] > 0.9
     assert gradient.hoyer(np.eye(9)[0]) == pytest.approx(1) and gradient.hoyer(np.ones(9)) == pytest.approx(0)
+
+
+@pytest.mark.parametrize("start", [0, 1])
+def test_the_share_of_effective_rollouts_rises_below_one_half_and_falls_above(start):
+    """C6: that fewer advantages lie beyond eps over training depends on where the policy starts."""
+    path = gradient.ascend(SoftmaxPolicy(1, 3, 3, seed=0), [binary(3, start)], 60, 0.5, 8)
+    below = [(a, b) for a, b in itertools.pairwise(path) if b.J < 0.5]
+    above = [(a, b) for a, b in itertools.pairwise(path) if a.J > 0.5]
+    assert bool(below) == (start == 1) and above
+    eps = min(SPARSE)  # below 1/R
+    assert all(b.effective[eps] > a.effective[eps] for a, b in below)
+    assert all(b.effective[eps] < a.effective[eps] for a, b in above)
 
 
 def test_an_interval_agrees_or_does_not():
