@@ -109,7 +109,8 @@ STATEMENTS = {
     "C13": Statement(
         "bias over many turns",
         "Equation 23",
-        "In many turns the bias of the group baseline grows linearly with the stage.",
+        "In many turns the group baseline leaves each stage a bias, past rewards + v(s_h) - v(s_0), that grows "
+        "linearly with the stage; a single turn is exact.",
         "In several turns the bias grows linearly with the stage.",
     ),
     "C14": Statement(

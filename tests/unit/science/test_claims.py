@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import itertools
 
 import numpy as np
@@ -34,7 +35,8 @@ def test_exact_claims_hold_to_rounding(prompts, rng):
     found = {c.id: c.judgement for c in claims}
     assert found == {
         "C2": "holds", "C3": "holds", "C4": "holds", "C5": "holds, corrected", "C8": "does not hold", "C9": "undefined",
-        "C14": "holds, corrected", "C15": "does not hold", "C1": "holds, corrected", "C13": "does not hold",
+        "C14": "holds, corrected", "C15": "does not hold", "C1": "holds, corrected",
+        "C13": "holds, corrected: not linear",
         "U1": "holds",
     }  # fmt: skip
     for claim in claims:
@@ -127,6 +129,30 @@ def test_the_share_of_effective_rollouts_rises_below_one_half_and_falls_above(st
     eps = min(SPARSE)  # below 1/R
     assert all(b.effective[eps] > a.effective[eps] for a, b in below)
     assert all(b.effective[eps] < a.effective[eps] for a, b in above)
+
+
+def test_equation_23_is_an_identity_that_can_fail_and_so_can_its_bound(monkeypatch):
+    turns = credit.multi_turn(range(4))
+    assert credit.growing_bias(turns).judgement == "holds, corrected: not linear"
+    assert all(credit.identity_error(e) < EXACT and 0 < credit.bound_share(e) <= 1 for e in turns)
+    wrong = [dataclasses.replace(e, action_values_NT=e.action_values_NT * (1 + 1e-6)) for e in turns]
+    assert credit.identity_error(wrong[0]) > EXACT and credit.growing_bias(wrong).judgement == "does not hold"
+    monkeypatch.setattr(credit, "bound_share", lambda e: 1.01)
+    assert credit.growing_bias(turns).judgement == "does not hold"
+
+
+def test_a_spread_that_grows_on_a_line_makes_linear_growth_hold(monkeypatch):
+    monkeypatch.setattr(credit, "stage_bias", lambda e: (np.zeros(4), np.arange(4.0)))
+    assert credit.growing_bias(credit.multi_turn(range(2))).judgement == "holds"
+
+
+def test_a_single_turn_is_not_exact_at_every_position(prompts):
+    claim = credit.growing_bias(credit.multi_turn(range(4)), [o.e for o in prompts])
+    spread = max(credit.in_one_turn(o.e) for o in prompts)
+    assert spread > 0.1 and f"v(s_t) - v(s_0) spreads up to {spread:.2f} of r" in claim.exact
+    for o in prompts:  # the reward comes at the end: nothing is past but v(s_t) - v(s_0)
+        moved = (o.e.values_NT - o.e.J)[o.e.mask_NT]
+        assert float(moved.abs().max()) > 0 and credit.identity_error(o.e) < EXACT
 
 
 def test_an_interval_agrees_or_does_not():
