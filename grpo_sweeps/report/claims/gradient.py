@@ -81,6 +81,12 @@ def c5(arm: str, kind: str, groups: dict[int, pd.DataFrame], records: dict[int, 
         "Norms are of the rows as weighted in the loss, every k of them in by_k.csv; the slope is of root mean squares "
         "by k, its interval by the delta method.",
     ]
+    remarks += [
+        f"R = {f.R}: slope 1, a norm in proportion to sigma_r as the claim is worded, is excluded "
+        f"({with_interval(f.interval.mean, f.interval.low, f.interval.high)})."
+        for f in findings
+        if f.R > 3 and f.groups >= rules.MIN_GROUPS and f.interval.outside(1.0, 1.0)
+    ]
     for R, part in records.items():
         remarks += _edges(arm, R, part, kind)
     return Claim("C5", arm, STATEMENTS["C5"].brief, all_of(decided), findings, tuple(remarks))
@@ -94,6 +100,8 @@ def _c5_at(R: int, groups: pd.DataFrame, records: pd.DataFrame, kind: str, alpha
     by_k = [f"k = {k}: {three_digits_of(pooled(binary[binary['k'] == k], 'gradient_norm'))}" for k in shown]
     found = slope(binary, alpha)
     words = with_interval(found.mean, found.low, found.high) if found.known or np.isfinite(found.mean) else "none"
+    if found.outside(1.0, 1.0):
+        words += " (1 excluded)"
     measured = f"slope {words}; mean norm {', '.join(by_k)}"
     low, high = rules.SLOPES.get(kind, (math.nan, math.nan))
     verdict = UNDECIDED

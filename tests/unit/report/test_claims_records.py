@@ -58,6 +58,8 @@ def test_the_slope_is_that_of_signal_and_of_noise(write, tmp_path, signal, noise
     found = at(claims["C5"], 8).interval
     assert found.mean == pytest.approx(expected, abs=0.05) and found.low - 0.02 <= expected <= found.high + 0.02
     assert claims["C5"].verdict == HOLDS
+    excluded = any("R = 8: slope 1, a norm in proportion to sigma_r" in remark for remark in claims["C5"].remarks)
+    assert excluded == (expected != 1.0) == ("(1 excluded)" in at(claims["C5"], 8).measured)
 
 
 def test_a_norm_that_knows_no_spread_contradicts_c5(write, tmp_path):
