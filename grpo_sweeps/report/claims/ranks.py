@@ -23,7 +23,7 @@ from grpo_sweeps.publish.formats import with_interval
 from grpo_sweeps.report.claims import rules
 from grpo_sweeps.report.claims.finding import ERROR, UNKNOWN, Claim, Finding, nothing
 from grpo_sweeps.report.claims.rules import CONTRADICTED, HOLDS, UNDECIDED, all_of, for_every_R, judge
-from grpo_sweeps.report.measure.spectral import CONTROLS
+from grpo_sweeps.report.measure.spectral import BELOW, CONTROLS
 from grpo_sweeps.report.tables.pooled import (
     clusters,
     pooled,
@@ -205,10 +205,7 @@ def _c8_at(R: int, groups: pd.DataFrame, alpha: float, judged: bool) -> Finding:
         f"{groups['null_both'].mean():.2f}"
     )
     if groups["null_gaussian"].notna().any():
-        null += (
-            f"; Gaussian scores with each group's own spectrum {groups['null_gaussian'].mean():.2f} (below the "
-            "spectrum it is drawn from: no bound from above)"
-        )
+        null += f"; Gaussian scores with each group's own spectrum {groups['null_gaussian'].mean():.2f}, which {BELOW}"
     verdict = judge(rank, *ABOUT, len(groups))
     if few and rank.outside(*ABOUT):
         verdict = CONTRADICTED

@@ -54,6 +54,8 @@ norm), null_measured_norms, null_both (the measured norms, rows of equal texts m
 WITH_FLOOR = ("effective_rank", "entropy_rank", "top1_fraction", "participation_ratio", "stable_rank")
 """Quantities of G with columns `..._floor_low` and `..._floor_high`: what they could be, given K's own precision."""
 CONTROLS = ("control_sign_flip", "control_leave_one_out", "control_std")
+BELOW = "lies below the spectrum that it is drawn from: a measured value above it is no sign of structure"
+"""What is said wherever null_gaussian stands beside the other nulls."""
 NULL_DRAWS = 32  # of the Gaussian null, for each group
 STD_EPS = 1e-6  # added to the standard deviation in the std control; any value is one factor a group
 SPECTRAL = (

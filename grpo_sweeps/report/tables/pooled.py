@@ -26,6 +26,11 @@ NULLS = (
 )  # fmt: skip
 
 
+SHOWN_NULLS = ("null_effective_rank", "null_distinct", "null_both")
+"""Beside a measured effective rank everywhere: orthogonal scores of equal norm, the same with equal texts once, and the
+strongest, the measured norms with equal texts once."""
+
+
 def usable_groups(sweep: Sweep, arm: str, R: int) -> pd.DataFrame:
     """The measured mixed groups of an arm and R whose gradient is not zero."""
     g = sweep.groups
@@ -87,14 +92,14 @@ def headline(table: pd.DataFrame) -> tuple[list[str], list[list[str]]]:
     arms = table["arm"].nunique() > 1
     header = [
         "R", "effective rank", "paper", "top-1 fraction", "paper", "participation ratio", "stable rank", "null",
-        "final accuracy", "gain", "mixed groups", "runs",
+        "null, equal texts once", "null, norms and texts", "final accuracy", "gain", "mixed groups", "runs",
     ]  # fmt: skip
     rows = []
     for row in table.to_dict("records"):
         cells = [
             number(row["R"]), _in_words(row, "effective_rank"), row["paper_effective_rank"] or "–",
             _in_words(row, "top1_fraction"), row["paper_top1_fraction"] or "–", _in_words(row, "participation_ratio"),
-            _in_words(row, "stable_rank"), number(row["null_effective_rank"]), _in_words(row, "accuracy", 3),
+            _in_words(row, "stable_rank"), *(number(row[null]) for null in SHOWN_NULLS), _in_words(row, "accuracy", 3),
             _in_words(row, "accuracy_gain", 3), f"{row['measured_mixed_groups']} of {row['groups']}",
             f"{row['runs_finished']} of {row['runs']}",
         ]  # fmt: skip

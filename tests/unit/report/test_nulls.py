@@ -7,8 +7,14 @@ import dataclasses
 import numpy as np
 import pytest
 
+from grpo_sweeps.publish import drawing
+from grpo_sweeps.report import page
+from grpo_sweeps.report.build import spectral_plots
+from grpo_sweeps.report.claims.verdicts import judge_claims
+from grpo_sweeps.report.measure.spectral import BELOW
 from grpo_sweeps.report.read.query import load_sweep
-from grpo_sweeps.report.tables.pooled import by_k, table1, usable_groups
+from grpo_sweeps.report.tables.layers import layer_table
+from grpo_sweeps.report.tables.pooled import by_k, headline, table1, usable_groups
 from grpo_sweeps.spectra.records import spectral_metrics
 from grpo_sweeps.types import GroupRecord
 
@@ -60,6 +66,24 @@ def test_with_measured_norms_and_equal_texts_once_orthogonal_texts_are_their_own
     assert (groups["null_measured_norms"] > groups["null_both"] + 0.01).all()
     table = by_k(sweep)
     assert table["null_both"].notna().any() and "null_both_stable_rank" in table
+
+
+def test_the_strongest_null_stands_beside_the_others_wherever_people_read_them(write, tmp_path):
+    sweep = sweep_with(write, tmp_path, "scores", [0, 0, 2, 3])
+    frame, k_frame = table1(sweep), by_k(sweep)
+    header, (row,) = headline(frame)
+    shown = dict(zip(header[7:10], row[7:10], strict=True))
+    assert list(shown) == ["null", "null, equal texts once", "null, norms and texts"]
+    expected = (frame.at[0, name] for name in ("null_effective_rank", "null_distinct", "null_both"))
+    assert list(shown.values()) == [f"{value:.2f}" for value in expected]
+    header, rows = page._by_k(k_frame)
+    assert {"null 4k(R−k)/R", "null: equal texts once", "null: norms and texts"} < set(header)
+    assert rows[0][header.index("null: norms and texts")] == f"{k_frame.at[0, 'null_both']:.2f}"
+    (plot,) = [plot for plot in spectral_plots(sweep, k_frame, layer_table(sweep)) if plot.name == "fig4"]
+    svg = drawing.render(plot)["fig4_1.svg"].decode()
+    assert "plus signs: with the measured norms as well" in plot.caption and svg.count("<path") > 20
+    c8 = {claim.id: claim for claim in judge_claims(sweep)}["C8"].findings[0]
+    assert f"these and equal texts once {frame.at[0, 'null_both']:.2f}" in c8.null and BELOW in c8.null
 
 
 def test_equal_texts_of_different_weight_are_different_rows_of_the_loss(write, tmp_path):
