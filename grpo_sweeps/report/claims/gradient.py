@@ -131,9 +131,12 @@ def _edges(arm: str, R: int, records: pd.DataFrame, kind: str) -> list[str]:
     return lines
 
 
-def shuffled(arm: str, groups: dict[int, pd.DataFrame], alpha: float) -> Claim:
-    """Exact permutation p-values of w' K w, combined over the groups of each R by the mean mid-p."""
-    findings = tuple(_shuffled_at(R, g, alpha) for R, g in groups.items())
+def shuffled(arm: str, groups: dict[int, pd.DataFrame], alpha: float, lengths: bool = False) -> Claim:
+    """Exact permutation p-values of w' K w, combined over the groups of each R by the mean mid-p.
+
+    lengths: the advantages depend on lengths too, so that other rewards would not only change their places.
+    """
+    findings = tuple(nothing(R) if lengths else _shuffled_at(R, g, alpha) for R, g in groups.items())
     verdicts = [f.verdict for f in findings]
     remarks = [
         "Exact in each group: w' K w under every assignment of its rewards that chance could have made as well, a "
@@ -150,7 +153,9 @@ def shuffled(arm: str, groups: dict[int, pd.DataFrame], alpha: float) -> Claim:
             if R > 1
         ),
     ]
-    measured = [g for g in groups.values() if len(g)]
+    if lengths:
+        remarks.append("Not tested: this arm's advantages depend on lengths and would have to be computed anew.")
+    measured = [g for g in groups.values() if len(g) and not lengths]
     alone = sum(int((g["shuffle_assignments"] == 1).sum()) for g in measured)
     untested = sum(int((g["shuffle_mid_p"].isna()).sum()) for g in measured) - alone
     if alone:

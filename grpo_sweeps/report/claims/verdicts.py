@@ -1,8 +1,8 @@
 """The verdicts on all claims of arXiv 2606.29238, from a sweep's records by the rules of `claims.rules`; as tables.
 
 C2 to C4 are judged in `advantages`, C5, C9 and shuffled rewards in `gradient`, C6 in `sparsity`, the open question Q3
-in `training`, C7, C8, C10 and the exact assertions in `ranks`, C11 in `budget` where a sweep has both budgets; here
-stand the claims that no such record decides. Whose model the runs are about is told in `subject`.
+in `training`, C7, C8 and the exact assertions in `ranks`, C10 in `printed`, C11 in `budget` where a sweep has both
+budgets; here stand the claims that no such record decides. Whose model the runs are about is told in `subject`.
 
 Every claim says what the paper says, what was measured with its interval, what the null gives, and the verdict in
 words.
@@ -19,9 +19,10 @@ from grpo_sweeps.publish.formats import markdown
 from grpo_sweeps.report.claims import rules
 from grpo_sweeps.report.claims.advantages import c2, c3, c4
 from grpo_sweeps.report.claims.budget import budget_pairs, c11, extra_cells
-from grpo_sweeps.report.claims.finding import EVERY_ARM, Claim, estimator_of
+from grpo_sweeps.report.claims.finding import EVERY_ARM, Claim, by_length, estimator_of
 from grpo_sweeps.report.claims.gradient import c5, c9, shuffled
-from grpo_sweeps.report.claims.ranks import c7, c8, c10, controls
+from grpo_sweeps.report.claims.printed import c10
+from grpo_sweeps.report.claims.ranks import c7, c8, controls
 from grpo_sweeps.report.claims.rules import UNDECIDED
 from grpo_sweeps.report.claims.sparsity import c6
 from grpo_sweeps.report.claims.subject import differences, scope
@@ -79,7 +80,7 @@ def judge_claims(sweep: Sweep) -> list[Claim]:
         measured = [c5(arm, kind, groups, records, alpha), c6(arm, kind, records, sweep, alpha), c9(arm, groups, alpha)]
         claims += [replace(claim, remarks=(*about, *claim.remarks)) for claim in measured]
         claims += [c7(arm, groups, alpha), c8(arm, kind, groups, alpha, about), c10(arm, groups, alpha, about)]
-        claims += [controls(arm, groups), shuffled(arm, groups, alpha), q3(arm, groups)]
+        claims += [controls(arm, groups), shuffled(arm, groups, alpha, by_length(sweep, arm)), q3(arm, groups)]
     judged = {claim.id for claim in claims}
     return sorted([*claims, *(claim for claim in undecided() if claim.id not in judged)], key=_order)
 

@@ -104,6 +104,13 @@ def test_shuffled_advantages_find_scores_along_the_reward_and_not_noise(write, t
     assert any("R = 4: one group cannot reach a p-value below 0.25, so never" in r for r in claims["Shuffled"].remarks)
 
 
+def test_advantages_that_depend_on_lengths_are_not_shuffled(write, tmp_path):
+    """Other rewards would give another mean weighted by length: places alone do not say what chance makes."""
+    claims, _ = claims_of(write, tmp_path, scored(2.0), (8,), estimator="opo")
+    assert claims["Shuffled"].verdict == UNDECIDED and at(claims["Shuffled"], 8).groups == 0
+    assert any(remark.startswith("Not tested: this arm's advantages") for remark in claims["Shuffled"].remarks)
+
+
 def test_sums_and_variances_are_exact_and_can_fail(write, tmp_path):
     claims, every = claims_of(write, tmp_path / "right", scored())
     assert {claims[name].verdict for name in ("C2", "C3", "C4", "Controls")} == {HOLDS} and not error_lines(every)
