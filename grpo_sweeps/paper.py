@@ -13,6 +13,13 @@ BEST_SIZE_ARXIV = "2603.01162"  # the paper on the best group size
 MODEL = "Nemotron-4B"
 """The model that the paper's figures are about."""
 
+MODEL_SHAPES = ("nemotron_mini_4b", "llama_nemotron_nano_4b")
+"""The public architectures of that name and size, by their names in `models.shapes`; the paper does not say which."""
+
+TASK = "grpo_sweeps.tasks.gsm8k.gsm8k"
+REWARDS = ("grpo_sweeps.rewards.exact_match.strict", "grpo_sweeps.rewards.exact_match.flexible")
+"""The paper's task, and rewards of 0 and 1 for the right answer to it."""
+
 
 @dataclass(frozen=True)
 class Statement:
@@ -60,9 +67,9 @@ STATEMENTS = {
     ),
     "C6": Statement(
         "sparsity of the gradient",
-        "gradient sparsity",
-        "The gradient becomes sparser during training.",
-        "The sparsity of the gradient grows over training.",
+        "4.1(iv), A.1, 5.1",
+        "Few rollouts have an advantage beyond eps, and fewer during training: the gradient becomes sparser.",
+        "The sparsity of the gradient grows over training: fewer and fewer advantages beyond eps.",
     ),
     "C7": Statement(
         "rank at most R - 1",
@@ -102,7 +109,8 @@ STATEMENTS = {
     "C13": Statement(
         "bias over many turns",
         "Equation 23",
-        "In many turns the bias of the group baseline grows linearly with the stage.",
+        "In many turns the group baseline leaves each stage a bias, past rewards + v(s_h) - v(s_0), that grows "
+        "linearly with the stage; a single turn is exact.",
         "In several turns the bias grows linearly with the stage.",
     ),
     "C14": Statement(
@@ -148,6 +156,12 @@ TABLE1 = {2: PaperRow(ABOUT_TWO, 0.6, 0.7), 4: PaperRow(ABOUT_TWO, 0.7, 0.8), 8:
 
 TAILS = (0.1, 0.2, 0.3)
 """The eps of C4's bound, as in the appendix."""
+
+SPARSE = (0.05, 0.3)
+"""The eps of C6, fixed before any run: below 1/R up to R = 16, and the appendix's largest."""
+
+EPSILONS = tuple(sorted({*TAILS, *SPARSE}))
+"""Every eps of which the share of advantages beyond it is counted."""
 
 HOEFFDING_R = (2, 4, 8, 16)
 HOEFFDING_EPS = (0.3, 0.2, 0.1)

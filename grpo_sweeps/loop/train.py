@@ -15,6 +15,7 @@ from grpo_sweeps.loop.results import relative_entropy
 from grpo_sweeps.loop.setup import Setup, due, prepare
 from grpo_sweeps.loop.watch import Stopped, Watch
 from grpo_sweeps.tracking.local import LocalRecord, read_metrics, read_status
+from grpo_sweeps.tracking.model import write_model
 from grpo_sweeps.tracking.status import FILE_NAME as STATUS
 from grpo_sweeps.tracking.status import seconds_since_start
 from grpo_sweeps.tracking.symptoms import Course, known
@@ -54,6 +55,7 @@ def train(config: RunConfig, run_dir: Path, watch: Watch | None = None, name: st
         watch.note(sentence)
     with LocalRecord(run_dir) as record, RunProgress(label, total, done) as progress:
         record.truncate_after(done - 1)  # what an interrupted run wrote past its checkpoint is done again
+        write_model(run_dir, setup.policy.model.config.to_dict(), config.model.random)
         watch.begin(done)
         course = _course(config, run_dir)
         try:

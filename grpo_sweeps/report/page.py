@@ -18,7 +18,7 @@ from grpo_sweeps.report.claims import rules
 from grpo_sweeps.report.claims.verdicts import Claim
 from grpo_sweeps.report.figures import by_step
 from grpo_sweeps.report.figures.layers import NOT_DRAWN
-from grpo_sweeps.report.measure.spectral import MATRICES, QUANTITIES
+from grpo_sweeps.report.measure.spectral import BELOW, MATRICES, QUANTITIES
 from grpo_sweeps.report.read.query import Sweep
 from grpo_sweeps.report.tables.layers import shown_steps
 from grpo_sweeps.report.tables.pooled import headline
@@ -33,10 +33,11 @@ DATA_OF = {  # behind a figure
 K_NULLS = {
     "null_closed_form": "null: orthogonal, equal norm",
     "null_measured_norms": "null: orthogonal, measured norms",
+    "null_both": "null: orthogonal, measured norms, equal texts once",
     "null_gaussian": "null: Gaussian, own spectrum",
 }
 TONES = {rules.HOLDS: ("yes", "✓"), rules.CONTRADICTED: ("no", "✗"), rules.UNDECIDED: ("open", "?")}
-TONES |= {rules.UNDEFINED: ("open", "–"), rules.ASKED: ("open", "–")}
+TONES |= {verdict: ("open", "–") for verdict in (rules.UNDEFINED, rules.ASKED, rules.COMPARED)}
 
 
 def render_page(
@@ -72,6 +73,7 @@ def render_page(
         headline=headline(tables["table1"]),
         precision=_precision(tables["table1"]),
         by_k=_by_k(tables["by_k"]),
+        below=BELOW,
         by_k_of_all=_by_k_of_all(tables["by_k"]),
         ranks=_ranks(tables["ranks"]),
         training=[_figure(p, images, None) for p in training],
@@ -141,7 +143,9 @@ def _by_k(table: pd.DataFrame) -> tuple[list[str], list[list[str]]]:
     """The rows of G by k: every quantity with its interval, and the nulls of the effective rank beside it."""
     nulls = {
         "null_closed_form": "null 4k(R−k)/R",
+        "null_distinct": "null: equal texts once",
         "null_measured_norms": "null: measured norms",
+        "null_both": "null: norms and texts",
         "null_gaussian": "null: Gaussian",
     }
     others = [name for name in QUANTITIES if name != "effective_rank"]

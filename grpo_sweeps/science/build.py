@@ -34,7 +34,9 @@ STEP_LENGTH = 0.3  # of the steps whose gain is shown, in parameter space
 TONES = {
     "holds": ("yes", "✓"),
     "holds, corrected": ("yes", "✓"),
+    credit.NOT_LINEAR: ("yes", "✓"),
     "does not hold": ("no", "✗"),
+    "possible": ("open", "?"),
     "undefined": ("open", "?"),
     "undecided": ("open", "?"),
 }
@@ -82,7 +84,7 @@ def judge(options: TheoryOptions, budgets: dict[str, Budget], turns: Sequence[En
         scores.feasible(),
         budget.two_budgets(first, (*RS, 16), 8, ROLLOUTS),
         advantages.hoeffding_table(),
-        credit.growing_bias(turns),
+        credit.growing_bias(turns, [o.e for o in first.prompts]),
         gradient.own_reward(prompts, (*RS, 16), rng, options.draws),
         gradient.baselines(prompts),
         budget.best_R(budgets, (2, 3, *RS[1:], 16), ROLLOUTS),

@@ -21,7 +21,9 @@ from grpo_sweeps.paper import STATEMENTS
 EXACT = 1e-10  # largest relative error of an exact identity in float64
 Z = 4.5  # standard errors to either side: with 150 checks, one report of a thousand has a miss by chance
 
-Judgement = Literal["holds", "holds, corrected", "does not hold", "undefined", "undecided"]
+Judgement = Literal[
+    "holds", "holds, corrected", "holds, corrected: not linear", "does not hold", "possible", "undefined", "undecided"
+]
 
 
 @dataclass(frozen=True)

@@ -67,6 +67,7 @@ def stage_bias(e: Enumeration) -> tuple[np.ndarray, np.ndarray]:
     return mean_T.numpy(), (e.p_N @ (bias_NT - mean_T).square()).sqrt().numpy()
 
 
+NOT_LINEAR: Judgement = "holds, corrected: not linear"
 STRAIGHT = 0.05  # how far linear growth may be off its line, as a share of the last stage's spread
 CREDITS = ("whole return", "reward to go", "less v(s_h)")
 
@@ -95,30 +96,68 @@ def multi_turn(seeds: Sequence[int]) -> list[Enumeration]:
     return found
 
 
-def growing_bias(enumerations: Sequence[Enumeration]) -> ExactClaim:
-    """C13: the bias of later stages grows linearly."""
+def identity_error(e: Enumeration) -> float:
+    """Equation 23: E[G - v(s_0) given s_h and the action] = A_h + Bias_h, largest difference over the spread of G.
+
+    The left side is averaged over whole sequences that share what has happened, without any value of a state.
+    """
+    tokens = int(e.tokens_NT.max()) + 1
+    bias_NT = e.past_rewards_NT + e.values_NT - e.J
+    found = []
+    for t in range(e.mask_NT.shape[1]):
+        on_N = e.mask_NT[:, t]
+        p_N, G_N = e.p_N[on_N].numpy(), e.rewards_N[on_N].numpy()
+        _, state_N = np.unique((e.prefixes_NT * tokens + e.tokens_NT)[on_N, t].numpy(), return_inverse=True)
+        mean_N = (np.bincount(state_N, p_N * G_N) / np.bincount(state_N, p_N))[state_N]
+        found.append(np.abs(mean_N - e.J - (e.advantages_NT + bias_NT)[on_N, t].numpy()).max())
+    return float(max(found)) / e.sigma2**0.5
+
+
+def bound_share(e: Enumeration) -> float:
+    """The largest |Bias_h| over the appendix's bound (h - 1) r_max + 2 V_max."""
+    bias_NT = (e.past_rewards_NT + e.values_NT - e.J).abs() * e.mask_NT
+    stage_T = np.arange(bias_NT.shape[1])  # h - 1
+    bound_T = stage_T * float(e.token_rewards_NT.abs().max()) + 2 * float(e.values_NT.abs().max())
+    return float((bias_NT.numpy() / bound_T).max())
+
+
+def in_one_turn(e: Enumeration) -> float:
+    """Section 6 calls one turn exact at every position: the largest spread of v(s_t) - v(s_0) over the tokens of a turn
+    whose reward comes at its end, as a part of the spread of the reward."""
+    return float(stage_bias(e)[1].max()) / e.sigma2**0.5
+
+
+def growing_bias(enumerations: Sequence[Enumeration], single: Sequence[Enumeration] = ()) -> ExactClaim:
+    """C13: Equation 23 and its bound; that the bias grows linearly. `single`: prompts of one turn, for section 6."""
     means, spreads = zip(*(stage_bias(e) for e in enumerations), strict=True)
     errors = [stage_errors(e) for e in enumerations]
     largest = max(float(np.abs(mean).max()) for mean in means)
     falls = max(float((-np.diff(spread)).max()) for spread in spreads)
     less = sum(error["whole return"] < error["less v(s_h)"] for error in errors)
     ratio = [error["whole return"] / error["less v(s_h)"] for error in errors]
-    off = worst([largest, *(error["error"] for error in errors)])
+    identity = worst(identity_error(e) for e in (*enumerations, *single))
+    off = worst([identity, largest, *(error["error"] for error in errors)])
+    bound = max(bound_share(e) for e in enumerations)
     longest = [spread / spread[-1] for spread in spreads if len(spread) == max(map(len, spreads))]
     share = np.mean(longest, axis=0)
     bent = max(float(np.abs(spread - np.linspace(0, 1, len(spread))).max()) for spread in longest)
-    judgement: Judgement = "undefined"
-    if off < EXACT and falls < EXACT:
-        judgement = "does not hold" if bent > STRAIGHT else "holds"
+    judgement: Judgement = "does not hold"
+    if off < EXACT and falls < EXACT and bound <= 1 + EXACT:
+        judgement = NOT_LINEAR if bent > STRAIGHT else "holds"
+    turn = f"; one turn: v(s_t) - v(s_0) spreads up to {max(map(in_one_turn, single)):.2f} of r" if single else ""
     return judged(
         "C13",
-        "Bias_h = past rewards + v(s_h) - v(s_0) is a martingale: mean zero at every stage, a spread that never "
-        "falls and need not be linear. It depends on s_h alone, so the gradient keeps its mean; its variance "
-        "usually grows, not always.",
-        f"{len(enumerations)} problems: largest mean {largest:.1e}, largest fall of the spread "
-        f"{max(falls, 0.0):.1e}, mean gradient off by {off:.1e}; spread by stage over the last: "
-        f"{', '.join(f'{x:.2f}' for x in share)} (off a straight line by up to {bent:.2f}); variance with the whole "
-        f"return over that with v(s_h): {min(ratio):.2f} to {max(ratio):.2f}, below 1 in {less}",
+        "Equation 23 is an identity for the baseline v(s_0) or a leave-one-out mean (the group mean multiplies it by "
+        "(R-1)/R, as in C14), and the appendix's bound (h-1) r_max + 2 V_max is right; linear growth is not. Bias_h = "
+        "past rewards + v(s_h) - v(s_0) is a martingale: mean zero at every stage, a spread that never falls and need "
+        "not be linear. It depends on s_h alone, so the gradient keeps its mean; its variance usually grows, not "
+        "always. A single turn is not exact at every position: v(s_t) - v(s_0) is there at each of its tokens.",
+        f"{len(enumerations)} problems: identity off by {identity:.1e}, largest |Bias_h| {bound:.2f} of its bound; "
+        f"largest mean {largest:.1e}, largest fall of the spread {max(falls, 0.0):.1e}, mean gradient off by "
+        f"{worst(error['error'] for error in errors):.1e}; spread by stage over the last: "
+        f"{', '.join(f'{x:.2f}' for x in share)} (off a straight line by up to "
+        f"{bent:.2f}); variance with the whole return over that with v(s_h): {min(ratio):.2f} to {max(ratio):.2f}, "
+        f"below 1 in {less}{turn}",
         "",
         judgement,
         off,

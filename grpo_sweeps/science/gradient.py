@@ -10,7 +10,8 @@ import torch
 
 from grpo_sweeps.estimators import grpo
 from grpo_sweeps.exact import SoftmaxPolicy, TokenReward, several_prompts
-from grpo_sweeps.science.advantages import binomial
+from grpo_sweeps.paper import SPARSE
+from grpo_sweeps.science.advantages import binomial, chance_of_advantage_above
 from grpo_sweeps.science.claim import EXACT, Estimate, ExactClaim, Prompt, agreement, judged, relative, worst
 
 
@@ -153,11 +154,12 @@ DTYPES = {"bfloat16": torch.bfloat16, "float32": torch.float32}
 
 @dataclass(frozen=True)
 class Step:
-    """One step of ascent. all_equal: chance that a group of R has equal rewards; hoyer: sparsity of grad J; unchanged:
-    share of weights that the step does not change, by dtype."""
+    """One step of ascent. effective: P(|A| > eps) in groups of R, by eps; all_equal: chance that a group of R has equal
+    rewards; hoyer: sparsity of grad J; unchanged: share of weights that the step does not change, by dtype."""
 
     J: float
     sigma: float
+    effective: dict[float, float]
     all_equal: float
     hoyer: float
     unchanged: dict[str, float]
@@ -184,13 +186,14 @@ def ascend(policy: SoftmaxPolicy, rewards: Sequence[TokenReward], steps: int, ra
         }
         all_equal = float(np.mean(p**R + (1 - p) ** R))
         sigma = float(np.mean(np.sqrt(p * (1 - p))))
-        found.append(Step(float(p.mean()), sigma, all_equal, hoyer(gradient_D.numpy()), unchanged))
+        effective = {eps: float(np.mean([chance_of_advantage_above(R, one, eps) for one in p])) for eps in SPARSE}
+        found.append(Step(float(p.mean()), sigma, effective, all_equal, hoyer(gradient_D.numpy()), unchanged))
         torch.nn.utils.vector_to_parameters(after_D, policy.parameters())
     return found
 
 
 def sparsity(path: Sequence[Step], R: int) -> ExactClaim:
-    """C6: three things that "sparsity of the gradient" could mean, along a path of `ascend`."""
+    """C6: rho_eps of 4.1(iv), and three things that a sparse gradient could mean, along a path of `ascend`."""
     first, last = path[0], path[-1]
 
     def change(name: str, a: float, b: float) -> str:
@@ -198,13 +201,16 @@ def sparsity(path: Sequence[Step], R: int) -> ExactClaim:
 
     words = [
         change("mean reward", first.J, last.J),
+        *(change(f"P(|A| > {eps:g}) at R = {R}", first.effective[eps], last.effective[eps]) for eps in SPARSE),
         change(f"all-equal groups of {R}", first.all_equal, last.all_equal),
         change("Hoyer sparsity of grad J", first.hoyer, last.hoyer),
         *(change(f"weights unchanged in {name}", first.unchanged[name], last.unchanged[name]) for name in DTYPES),
     ]
     return judged(
         "C6",
-        "Undefined: one number in front of a dense score makes no zeros. Groups without gradient become more "
+        "The bound of 4.1(iv) is on rho_eps = P(|A| > eps), which can be measured along a run; it rises where p starts "
+        "below one half and learns, and falls as p nears 1. A sparse gradient is undefined: one number in front of a "
+        "dense score makes no zeros. Groups without gradient become more "
         "frequent as p nears 0 or 1, and in a narrow dtype a smaller step changes fewer weights; the gradient "
         "itself need not become sparser.",
         f"{len(path)} steps of exact ascent: " + "; ".join(words),

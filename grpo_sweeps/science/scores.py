@@ -136,5 +136,5 @@ def feasible() -> ExactClaim:
         "in two values. Whether it is so for a model only measurement tells.",
         "; ".join(words),
         "",
-        "holds, corrected" if possible else "does not hold",
+        "possible" if possible else "does not hold",
     )

@@ -14,7 +14,7 @@ import numpy as np
 
 from grpo_sweeps.spectra.equal import Labels, same_as_by_cosine, same_rows_of_the_loss
 from grpo_sweeps.spectra.floor import coarsest, tolerance
-from grpo_sweeps.spectra.ranks import null_orthogonal, summary
+from grpo_sweeps.spectra.ranks import null_measured_norms, summary
 from grpo_sweeps.types import GroupRecord
 
 
@@ -66,7 +66,7 @@ def _weighted_summary(group: GroupRecord, gram: np.ndarray, dtype: str | None) -
     weights, floor, same = np.array(group.weights), own_precision(group, dtype), same_rows(group)
     if group.rows == "scores":
         return summary(gram, weights, floor, same)
-    return summary(gram, None, floor, same) | {"null_effective_rank": null_orthogonal(weights)}
+    return summary(gram, None, floor, same) | {"null_effective_rank": null_measured_norms(gram)}
 
 
 def _mean_of(summaries: Sequence[Mapping[str, float]], prefix: str) -> dict[str, float]:

@@ -11,6 +11,7 @@ import yaml
 
 from grpo_sweeps.config import RunConfig, to_mapping
 from grpo_sweeps.config.checks import check, check_functions
+from grpo_sweeps.paper import MODEL_SHAPES, REWARDS, TASK
 from grpo_sweeps.paths import data_root, sweep_files
 from grpo_sweeps.sweep.identity import identity
 from tests.composing import composed
@@ -85,7 +86,19 @@ def test_the_published_sweeps_are_what_they_say() -> None:
         name: yaml.safe_load(path.read_text())["hydra"]["sweeper"]["params"] for name, path in sweep_files().items()
     }
     assert str(params["default"]["R"]) == "2,4,8"
-    assert (params["paper_table1"]["R"], params["paper_table1"]["seed"]) == ("2,4,8", "0,1,2")
+    for name in ("paper_table1", "paper_table1_tiny"):
+        assert (params[name]["R"], params[name]["seed"]) == ("2,4,8", "0,1,2")
+
+
+def test_the_papers_sweep_is_of_the_papers_model_task_and_reward_and_the_tiny_one_of_the_embedded_model() -> None:
+    axes = sweep_files()["paper_table1"]
+    words = [f"{k}={v}" for k, v in yaml.safe_load(axes.read_text())["hydra"]["sweeper"]["params"].items()]
+    own = RunConfig.from_composed(composed("+sweeps=paper_table1", *(word.partition(",")[0] for word in words)))
+    assert own.model.path == "nvidia/Nemotron-Mini-4B-Instruct" and own.model.name in MODEL_SHAPES
+    assert not own.model.random and not own.model.lora.r and own.trainer.lr == 1e-6
+    assert own.task.function.target == TASK and own.reward.target in REWARDS
+    tiny = RunConfig.from_composed(composed("+sweeps=paper_table1_tiny", "R=2", "seed=0"))
+    assert tiny.model.path == "embedded" and tiny.task.name == "arithmetic"
 
 
 def test_launchers_are_ours() -> None:

@@ -269,6 +269,7 @@ def test_help_shows_groups_sweeps_and_examples(tmp_path: Path) -> None:
     for group in (path for path in (ROOT / "conf").iterdir() if path.is_dir() and path.name != "hydra"):
         (line,) = [line for line in done.stdout.splitlines() if line.startswith(f"{group.name}: ")]
         assert set(line.partition(": ")[2].split(", ")) == {path.stem for path in group.glob("*.yaml")}
-    assert "+sweeps=paper_table1: R=2,4,8 seed=0,1,2" in done.stdout
+    assert "+sweeps=paper_table1: model=nemotron_mini_4b task=gsm8k R=2,4,8 seed=0,1,2" in done.stdout
+    assert "+sweeps=paper_table1_tiny: R=2,4,8 seed=0,1,2" in done.stdout
     assert "hydra/launcher: basic, submitit_local, submitit_slurm" in done.stdout
     assert done.stdout.count("  python -m grpo_sweeps.run ") == 3

@@ -7,10 +7,13 @@ import re
 import shlex
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from grpo_sweeps.config import ObjectiveConfig, RunConfig
 from grpo_sweeps.config.checks import KL_ESTIMATORS, RATIOS, check
+from grpo_sweeps.config.functions import load_estimator
+from grpo_sweeps.estimators import row_weights
 from grpo_sweeps.types import ConfigError
 from tests.composing import run_config
 
@@ -79,6 +82,20 @@ def test_values_have_one_source_each() -> None:
 def test_the_aggregation_of_gspo_can_be_overridden_and_wins_over_the_estimator_s() -> None:
     assert composed("objective=gspo", "aggregation=sum").aggregation == "sum"
     assert composed("objective=gspo", "estimator=dapo").aggregation == "length"
+
+
+@pytest.mark.parametrize("turned", [False, True])
+def test_the_papers_gspo_is_one_word_more(turned: bool) -> None:
+    """arXiv 2507.18071: the ratio by sequence, 1/length, and the reward less the group's mean over its deviation."""
+    words = ["objective=gspo", "estimator=grpo_std"]
+    config, plain = composed(*(words[::-1] if turned else words)), composed("objective=gspo")
+    assert config == dataclasses.replace(plain, estimator=config.estimator)
+    rewards = np.array([[1.0, 0.0, 0.0, 0.0]])
+    lengths = np.array([[2, 4, 8, 8]])
+    advantages = load_estimator(config.estimator)(rewards, lengths)
+    assert advantages == pytest.approx((rewards - 0.25) / 0.5, rel=1e-3)
+    weights = row_weights(advantages, lengths, config.aggregation, config.R)
+    assert weights[0] / advantages[0] == pytest.approx(np.array([4, 2, 1, 1]) * weights[0, 3] / advantages[0, 3])
 
 
 def test_the_page_names_every_key_and_value() -> None:

@@ -76,7 +76,7 @@ def test_help_lists_groups_and_sweeps_from_another_directory(installed: Path, tm
     for choice in ("tiny", "arithmetic", "gsm8k", "submitit_slurm"):
         assert choice in done.stdout
     sweeps = [path.stem for path in (ROOT / "sweeps").glob("*.yaml")]
-    assert {"default", "paper_table1"} <= set(sweeps)
+    assert {"default", "paper_table1", "paper_table1_tiny"} <= set(sweeps)
     for sweep in sweeps:
         assert sweep in done.stdout
 

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pandas as pd
 import pytest
 
 from grpo_sweeps.config.checks import check, check_functions
@@ -128,6 +129,25 @@ def test_the_verdicts_are_those_of_the_theory_report() -> None:
         text = page_of(CLAIMS, claim.id)
         assert text.startswith(f"# {claim.id}: {about}\n")
         assert f"**{claim.judgement}**" in text.splitlines()[2] and place.strip("–") in text.splitlines()[2]
+
+
+def test_what_the_readme_says_of_smollm2_is_in_the_committed_table() -> None:
+    found = re.search(
+        r"within (\S+) of orthogonal scores with the\s+measured norms, and in none of the (\d+) cells with an interval "
+        r"does this exclude that null, while in (\d+) it excludes 4k",
+        (ROOT / "README.md").read_text(encoding="utf-8"),
+    )
+    assert found is not None
+    by_k = pd.read_csv(ROOT / "reports" / "smollm2_gsm8k" / "by_k.csv")
+    by_k = by_k[by_k["groups"] > 0]
+    off = (by_k["effective_rank"] - by_k["null_measured_norms"]).abs().max()
+    assert float(found[1]) - 0.001 < off <= float(found[1]) and (by_k["distinct_rollouts"] == by_k["R"]).all()
+    cells = by_k[by_k["effective_rank_low"].notna()]
+    outside = {
+        null: int((~cells[null].between(cells["effective_rank_low"], cells["effective_rank_high"])).sum())
+        for null in ("null_measured_norms", "null_closed_form")
+    }
+    assert (len(cells), outside) == (int(found[2]), {"null_measured_norms": 0, "null_closed_form": int(found[3])})
 
 
 def test_hoeffdings_table_is_the_one_computed() -> None:

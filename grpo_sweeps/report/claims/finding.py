@@ -57,6 +57,12 @@ def nothing(R: int, paper: str = "") -> Finding:
     return Finding(R, 0, "nothing measured", "", rules.UNDECIDED, UNKNOWN, paper)
 
 
+def by_length(sweep: Sweep, arm: str) -> bool:
+    """Do an arm's advantages depend on the lengths of its rollouts?"""
+    names = {str(t).rpartition(".")[2] for t in sweep.runs.loc[sweep.runs["arm"] == arm, "estimator"]}
+    return any(name in DECLARATIONS and DECLARATIONS[name].needs_lengths for name in names)
+
+
 def estimator_of(sweep: Sweep, arm: str) -> str:
     """A value of ESTIMATORS for an arm's estimator; empty where it is another one or not recorded."""
     targets = sweep.runs.loc[sweep.runs["arm"] == arm, "estimator"]

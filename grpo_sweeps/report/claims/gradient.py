@@ -1,4 +1,4 @@
-"""C5 and C9 of arXiv 2606.29238: the norm of a group's gradient by k, with shuffled advantages as its exact null; the
+"""C5 and C9 of arXiv 2606.29238: the norm of a group's gradient by k, with shuffled rewards as its exact null; the
 inner products of a group's scores, the score-mean null, and the number of directions."""
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ import numpy as np
 import pandas as pd
 from scipy import special
 
-from grpo_sweeps.maths.intervals import Interval, mean_over
+from grpo_sweeps.maths.intervals import Clusters, Interval, mean_over, t_quantile
 from grpo_sweeps.paper import STATEMENTS
 from grpo_sweeps.publish.formats import three_digits, three_digits_of, with_interval
 from grpo_sweeps.report.claims import rules
@@ -18,7 +18,10 @@ from grpo_sweeps.report.claims.rules import CONTRADICTED, UNDECIDED, UNDEFINED, 
 from grpo_sweeps.report.measure.permutation import least_p
 from grpo_sweeps.report.tables.pooled import clusters, pooled
 
-SHUFFLED = "Were rewards unrelated to scores, any k of the R rollouts could be the right ones, with the same norm."
+SHUFFLED = (
+    "Were rewards unrelated to scores, any of the texts that occur equally often could be the right ones (any of the "
+    "rollouts, where equal texts differ in reward), with the same norm."
+)
 
 
 def slope(groups: pd.DataFrame, alpha: float) -> Interval:
@@ -78,6 +81,12 @@ def c5(arm: str, kind: str, groups: dict[int, pd.DataFrame], records: dict[int, 
         "Norms are of the rows as weighted in the loss, every k of them in by_k.csv; the slope is of root mean squares "
         "by k, its interval by the delta method.",
     ]
+    remarks += [
+        f"R = {f.R}: slope 1, a norm in proportion to sigma_r as the claim is worded, is excluded "
+        f"({with_interval(f.interval.mean, f.interval.low, f.interval.high)})."
+        for f in findings
+        if f.R > 3 and f.groups >= rules.MIN_GROUPS and f.interval.outside(1.0, 1.0)
+    ]
     for R, part in records.items():
         remarks += _edges(arm, R, part, kind)
     return Claim("C5", arm, STATEMENTS["C5"].brief, all_of(decided), findings, tuple(remarks))
@@ -91,6 +100,8 @@ def _c5_at(R: int, groups: pd.DataFrame, records: pd.DataFrame, kind: str, alpha
     by_k = [f"k = {k}: {three_digits_of(pooled(binary[binary['k'] == k], 'gradient_norm'))}" for k in shown]
     found = slope(binary, alpha)
     words = with_interval(found.mean, found.low, found.high) if found.known or np.isfinite(found.mean) else "none"
+    if found.outside(1.0, 1.0):
+        words += " (1 excluded)"
     measured = f"slope {words}; mean norm {', '.join(by_k)}"
     low, high = rules.SLOPES.get(kind, (math.nan, math.nan))
     verdict = UNDECIDED
@@ -120,14 +131,19 @@ def _edges(arm: str, R: int, records: pd.DataFrame, kind: str) -> list[str]:
     return lines
 
 
-def shuffled(arm: str, groups: dict[int, pd.DataFrame], alpha: float) -> Claim:
-    """Exact permutation p-values of w' K w, combined over the groups of each R by the mean mid-p."""
-    findings = tuple(_shuffled_at(R, g, alpha) for R, g in groups.items())
+def shuffled(arm: str, groups: dict[int, pd.DataFrame], alpha: float, lengths: bool = False) -> Claim:
+    """Exact permutation p-values of w' K w, combined over the groups of each R by the mean mid-p.
+
+    lengths: the advantages depend on lengths too, so that other rewards would not only change their places.
+    """
+    findings = tuple(nothing(R) if lengths else _shuffled_at(R, g, alpha) for R, g in groups.items())
     verdicts = [f.verdict for f in findings]
     remarks = [
-        "Exact in each group: w' K w under every assignment of its advantages, a rollout keeping its score and its "
-        "factor (1/length, say). Groups are combined by z = sum of (1/2 - mid-p) over the root of the summed exact "
-        "variances; the interval of the mean mid-p is the normal one, of width from the null.",
+        "Exact in each group: w' K w under every assignment of its rewards that chance could have made as well, a "
+        "rollout keeping its score and its factor (1/length, say). Rewards change places among texts that occur "
+        "equally often in the group; among rollouts where equal texts have different rewards. Groups are combined by z "
+        "= sum of (1/2 - mid-p) over the root of the summed exact variances; where prompts recur the error is that "
+        "over prompts if it is larger, since a text that comes again brings its reward along.",
         "A mean mid-p below 1/2: the gradient is longer than chance makes it, because right and wrong rollouts differ "
         "in their scores' direction or length. Not below: no sign of it, which is no proof of none.",
         *(
@@ -137,7 +153,13 @@ def shuffled(arm: str, groups: dict[int, pd.DataFrame], alpha: float) -> Claim:
             if R > 1
         ),
     ]
-    untested = sum(int((g["shuffle_mid_p"].isna()).sum()) for g in groups.values() if len(g))
+    if lengths:
+        remarks.append("Not tested: this arm's advantages depend on lengths and would have to be computed anew.")
+    measured = [g for g in groups.values() if len(g) and not lengths]
+    alone = sum(int((g["shuffle_assignments"] == 1).sum()) for g in measured)
+    untested = sum(int((g["shuffle_mid_p"].isna()).sum()) for g in measured) - alone
+    if alone:
+        remarks.append(f"{alone} measured groups are left out: no two texts of theirs could change their rewards.")
     if untested:
         remarks.append(
             f"{untested} measured groups have no permutation value: rewards that are not 0 and 1, no Gram of the "
@@ -157,16 +179,28 @@ def _shuffled_at(R: int, groups: pd.DataFrame, alpha: float) -> Finding:
         words = "every assignment gives the same norm: nothing to test"
         return Finding(R, len(tested), words, "mean mid-p 0.5", UNDECIDED, UNKNOWN)
     n = len(tested)
-    error = math.sqrt(variance) / n
-    half = float(special.ndtri(1.0 - alpha / 2.0)) * error
+    error, freedom = _error_of_mid_p(tested)
+    half = t_quantile(1.0 - alpha / 2.0, freedom) * error
     interval = Interval(mid_p, max(0.0, mid_p - half), min(1.0, mid_p + half), n, (n,))
     z = (0.5 - mid_p) / error
+    chance = float(special.ndtr(-z)) if math.isinf(freedom) else float(special.stdtr(freedom, -z))
     measured = (
         f"mean mid-p {with_interval(mid_p, interval.low, interval.high, 3)}; z = {z:.2f}, combined one-sided p = "
-        f"{three_digits(float(special.ndtr(-z)))}; p below .05 in {below:.1%} of the groups"
+        f"{three_digits(chance)}; p below .05 in {below:.1%} of the groups"
     )
     out = n >= rules.MIN_GROUPS and interval.outside(0.5, 0.5)
     return Finding(R, n, measured, "mean mid-p 0.5", CONTRADICTED if out else UNDECIDED, interval)
+
+
+def _error_of_mid_p(tested: pd.DataFrame) -> tuple[float, float]:
+    """Standard error of the mean mid-p and its degrees of freedom: the exact one, or where prompts recur that over
+    prompts if it is larger. A reward of the text is drawn once for all groups of a prompt in which the text occurs."""
+    n, mid_p = len(tested), tested["shuffle_mid_p"].to_numpy(dtype=float)
+    exact = math.sqrt(float(tested["shuffle_variance"].sum())) / n
+    if tested["prompt_id"].nunique() == n:
+        return exact, math.inf
+    variance, freedom, _ = Clusters(tested["prompt_id"]).variance(mid_p - mid_p.mean())
+    return (exact, math.inf) if variance < exact**2 else (math.sqrt(variance), freedom)
 
 
 def directions(groups: pd.DataFrame) -> Interval:

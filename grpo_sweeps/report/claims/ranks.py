@@ -1,9 +1,8 @@
-"""C7, C8 and C10 of arXiv 2606.29238, the ranks of a group's gradient matrix, and what no data can break of them.
+"""C7 and C8 of arXiv 2606.29238, the ranks of a group's gradient matrix, and what no data can break of them.
 
     C7   the zero sum of the advantages leaves the gradient matrix a rank of at most R - 1
     C8   the effective rank is about 2 for every R, because of the zero-sum constraint; beside it the same rule for the
          other definitions of rank, which the paper does not mean
-    C10  Table 1's pairs of top-1 fraction and effective rank
 
 The exact assertions (`controls`) hold for any records; where one fails, the records or the code are wrong.
 """
@@ -12,17 +11,15 @@ from __future__ import annotations
 
 import math
 
-import numpy as np
 import pandas as pd
 
-from grpo_sweeps.maths.feasibility import cell_range, effective_rank_ranges, energy_in_two
-from grpo_sweeps.maths.intervals import Interval, bounded_interval, linked, share_over
+from grpo_sweeps.maths.intervals import Interval, bounded_interval, linked, mean_over, share_over
 from grpo_sweeps.paper import ABOUT_TWO, MARGIN, STATEMENTS, TABLE1
 from grpo_sweeps.publish.formats import with_interval
 from grpo_sweeps.report.claims import rules
 from grpo_sweeps.report.claims.finding import ERROR, UNKNOWN, Claim, Finding, nothing
-from grpo_sweeps.report.claims.rules import CONTRADICTED, HOLDS, UNDECIDED, all_of, judge
-from grpo_sweeps.report.measure.spectral import CONTROLS
+from grpo_sweeps.report.claims.rules import CONTRADICTED, HOLDS, UNDECIDED, all_of, for_every_R, judge
+from grpo_sweeps.report.measure.spectral import BELOW, CONTROLS
 from grpo_sweeps.report.tables.pooled import (
     clusters,
     pooled,
@@ -35,6 +32,10 @@ DEFINITIONS = {
     "entropy_rank": "entropy rank",
     "numerical_rank": "numerical rank",
 }
+ABOUT = (ABOUT_TWO - MARGIN, ABOUT_TWO + MARGIN)
+OWN_NULLS = (("null_measured_norms", "null_both"), ("null_effective_rank", "null_distinct"))
+"""A group's own nulls, each with the one that differs from it in equal texts alone."""
+
 CONTROLS_SAY = (
     "Neither the signs of the row weights, nor leave-one-out, nor division by the standard deviation changes the "
     "effective rank of a group; centred rows have a rank of at most R - 1."
@@ -103,11 +104,22 @@ def _c7_at(R: int, groups: pd.DataFrame, alpha: float) -> Finding:
     return Finding(R, len(groups), measured, null, verdict, share, f"at most {R - 1}")
 
 
-def c8(arm: str, groups: dict[int, pd.DataFrame], alpha: float, scope: tuple[str, ...]) -> Claim:
-    """The mean effective rank of each R, its exact negative controls, and the other definitions of rank."""
-    findings = tuple(_c8_at(R, g, alpha) for R, g in groups.items())
+def c8(arm: str, kind: str, groups: dict[int, pd.DataFrame], alpha: float, scope: tuple[str, ...]) -> Claim:
+    """The mean effective rank of each R, its exact negative controls, and the other definitions of rank.
+
+    kind: as for `c2`; the claim derives "about 2" from the zero sum and is not judged where there is none.
+    """
+    findings = tuple(_c8_at(R, g, alpha, bool(kind)) for R, g in groups.items())
     verdict = all_of([f.verdict for f in findings])
     remarks = [*scope, *(_distinct_rank(R, g) for R, g in groups.items() if len(g))]
+    if not kind:
+        remarks.append("Not judged: the advantages of this arm's estimator do not sum to zero in a group.")
+    remarks += [
+        f"R = {R}: about 2 by repeated texts alone: without them the null is not about 2, with equal texts made one "
+        "the measured value is not told from it or it is about 2 too."
+        for R, g in groups.items()
+        if len(g) and by_repeats(R, g, alpha)
+    ]
     columns = ["effective_rank", *CONTROLS]
     measured = [g[columns] for g in groups.values() if len(g)]
     changes = control_changes(pd.concat(measured) if measured else pd.DataFrame())
@@ -122,9 +134,10 @@ def c8(arm: str, groups: dict[int, pd.DataFrame], alpha: float, scope: tuple[str
             "Neither the signs of the weights nor one factor a group can touch the spectrum, so it is not the zero sum "
             "of the advantages that sets the effective rank."
         )
-    if verdict == HOLDS and max(groups) < 4:
+    if verdict == HOLDS and for_every_R(verdict, groups) != HOLDS:
         verdict = UNDECIDED
-        remarks.append("At R = 2 no effective rank exceeds 2: 'for every R' needs a larger R.")
+        every = ", ".join(map(str, sorted(TABLE1)))
+        remarks.append(f"'For every R' needs R = {every} together; at R = 2 no effective rank exceeds 2.")
     remarks += other_definitions(groups, alpha)
     return Claim("C8", arm, STATEMENTS["C8"].brief, verdict, findings, tuple(remarks))
 
@@ -153,7 +166,23 @@ def _distinct_rank(R: int, groups: pd.DataFrame) -> str:
     )
 
 
-def _c8_at(R: int, groups: pd.DataFrame, alpha: float) -> Finding:
+def by_repeats(R: int, groups: pd.DataFrame, alpha: float, rank: str = "effective_rank") -> bool:
+    """Do repeated texts alone bring a group's own null, orthogonal scores of the measured or of equal norms, to "about
+    2", or to the measured mean as far as it is told from it? `rank`: another of `DEFINITIONS`."""
+    if not (groups["distinct"] < R).any():
+        return False
+    ending = "" if rank == "effective_rank" else f"_{rank}"
+    pairs = OWN_NULLS if not ending else OWN_NULLS[:1]
+    for plain, merged in ((f"{a}{ending}", f"{b}{ending}") for a, b in pairs):
+        if not groups[merged].notna().any() or ABOUT[0] <= groups[plain].astype(float).mean() <= ABOUT[1]:
+            continue
+        less = mean_over(groups[rank].astype(float) - groups[merged].astype(float), clusters(groups), alpha)
+        if ABOUT[0] <= groups[merged].astype(float).mean() <= ABOUT[1] or not less.outside(0.0, 0.0):
+            return True
+    return False
+
+
+def _c8_at(R: int, groups: pd.DataFrame, alpha: float, judged: bool) -> Finding:
     if not len(groups):
         return Finding(R, 0, "nothing measured", "", UNDECIDED, UNKNOWN, "about 2")
     few = len(groups) < rules.MIN_GROUPS
@@ -167,11 +196,17 @@ def _c8_at(R: int, groups: pd.DataFrame, alpha: float) -> Finding:
     )
     if groups["null_distinct"].notna().any():
         null += f"; equal texts counted once {groups['null_distinct'].mean():.2f}"
+    null += (
+        f"; measured norms {groups['null_measured_norms'].mean():.2f}; these and equal texts once "
+        f"{groups['null_both'].mean():.2f}"
+    )
     if groups["null_gaussian"].notna().any():
-        null += f"; Gaussian scores with each group's own spectrum {groups['null_gaussian'].mean():.2f}"
-    verdict = judge(rank, ABOUT_TWO - MARGIN, ABOUT_TWO + MARGIN, len(groups))
-    if few and rank.outside(ABOUT_TWO - MARGIN, ABOUT_TWO + MARGIN):
-        verdict = rules.CONTRADICTED
+        null += f"; Gaussian scores with each group's own spectrum {groups['null_gaussian'].mean():.2f}, which {BELOW}"
+    verdict = judge(rank, *ABOUT, len(groups))
+    if few and rank.outside(*ABOUT):
+        verdict = CONTRADICTED
+    if not judged or (verdict == HOLDS and by_repeats(R, groups, alpha)):
+        verdict = UNDECIDED
     return Finding(R, len(groups), measured, null, verdict, rank, "about 2")
 
 
@@ -191,85 +226,15 @@ def _sentence(name: str, groups: dict[int, pd.DataFrame], alpha: float) -> str:
         has_floor = f"{name}_floor_low" in g
         found = rank_with_floor(g, alpha, name) if has_floor else pooled(g, name, alpha)
         coarse = not has_floor and float((g["resolution"] > rules.RESOLUTION).mean()) > rules.TOLERATED_SHARE
-        low, high = ABOUT_TWO - MARGIN, ABOUT_TWO + MARGIN
-        judged = rules.judge(found, low, high, len(g))
-        too_low = coarse and (judged == rules.HOLDS or found.high < low)
-        verdicts.append(rules.UNDECIDED if too_low else judged)
+        judged = judge(found, *ABOUT, len(g))
+        too_low = coarse and (judged == HOLDS or found.high < ABOUT[0])
+        repeats = judged == HOLDS and by_repeats(R, g, alpha, name)
+        verdicts.append(UNDECIDED if too_low or repeats else judged)
         null = g[f"null_orthogonal_{name}"].astype(float).mean()
         words = f"R = {R}: {with_interval(found.mean, found.low, found.high)}, orthogonal scores {null:.2f}"
         said.append(words + (", the Grams too coarse" if too_low else ""))
-    verdict = rules.all_of(verdicts)
-    if verdict == rules.HOLDS and max(groups) < 4:
-        verdict = rules.UNDECIDED
+    verdict = for_every_R(all_of(verdicts), groups)
     return f"By {DEFINITIONS[name]}, by the same rule: {verdict} ({'; '.join(said)})."
-
-
-def c10(arm: str, groups: dict[int, pd.DataFrame], alpha: float, scope: tuple[str, ...]) -> Claim:
-    """Each row of Table 1, and what its printed ranges allow."""
-    findings = tuple(_c10_at(R, g, alpha) for R, g in groups.items() if R in TABLE1)
-    remarks = [*scope, *(_feasibility(R) for R in groups if R in TABLE1)]
-    if 2 in groups:
-        remarks.append("With a rank of at most R - 1 (C7) the R = 2 row would be effective rank 1, top-1 fraction 1.")
-    broken = sum(_infeasible(R, g) for R, g in groups.items())
-    remarks.append(
-        "Every measured group lies within the single-matrix range of its own top-1 fraction."
-        if not broken
-        else f"{broken} groups lie outside the range of their own top-1 fraction: the records do not fit together."
-    )
-    verdict = all_of([f.verdict for f in findings])
-    if broken or (verdict == HOLDS and set(TABLE1) - set(groups)):
-        verdict = UNDECIDED  # the table is confirmed only when each of its rows is
-    return Claim("C10", arm, STATEMENTS["C10"].brief, verdict, findings, tuple(remarks))
-
-
-def _infeasible(R: int, groups: pd.DataFrame) -> int:
-    low_N, high_N = effective_rank_ranges(np.clip(groups["top1_fraction"].to_numpy(np.float64), 1.0 / R, 1.0), R)
-    rank_N = groups["effective_rank"].astype(float).to_numpy()
-    inside_N = (low_N - rules.CONTROL_TOLERANCE <= rank_N) & (rank_N <= high_N + rules.CONTROL_TOLERANCE)
-    return int((~inside_N).sum())
-
-
-def _feasibility(R: int) -> str:
-    """What Table 1's cell allows, by arithmetic on the printed ranges alone."""
-    cell = TABLE1[R]
-    one = cell_range(cell.top1_low, cell.top1_high, R)
-    averages = cell_range(cell.top1_low, cell.top1_high, R, averages=True)
-    text = (
-        f"R = {R}: a top-1 fraction of {cell.top1_low:g}-{cell.top1_high:g} allows an effective rank of {one[0]:.2f}-"
-        f"{one[1]:.2f} in one matrix, {averages[0]:.2f}-{averages[1]:.2f} for averages of groups"
-    )
-    if R > 4:
-        upper = ABOUT_TWO + MARGIN
-        share = energy_in_two(upper, cell.top1_high)
-        text += f"; {upper:g} or less needs {share:.0%} of a matrix's energy in two values"
-    return text + "."
-
-
-def _c10_at(R: int, groups: pd.DataFrame, alpha: float) -> Finding:
-    cell = TABLE1[R]
-    paper = f"top-1 {cell.top1_low:g}-{cell.top1_high:g}, effective rank about {cell.effective_rank:g}"
-    if not len(groups):
-        return Finding(R, 0, "nothing measured", "", UNDECIDED, UNKNOWN, paper)
-    top1, rank = rank_with_floor(groups, alpha, "top1_fraction"), rank_with_floor(groups, alpha)
-    pair = [
-        judge(top1, cell.top1_low, cell.top1_high, len(groups)),
-        judge(rank, cell.effective_rank - MARGIN, cell.effective_rank + MARGIN, len(groups)),
-    ]
-    measured = (
-        f"top-1 {with_interval(top1.mean, top1.low, top1.high)} with effective rank "
-        f"{with_interval(rank.mean, rank.low, rank.high)}; two values hold {groups['top2_fraction'].mean():.0%} of "
-        "the energy"
-    )
-    return Finding(R, len(groups), measured, _top1_null(R, groups), all_of(pair), top1, paper)
-
-
-def _top1_null(R: int, groups: pd.DataFrame) -> str:
-    """Orthogonal scores of equal norm: the energies are w^2, so the top-1 fraction is max w^2 / sum w^2."""
-    k = groups["k"].dropna()
-    if not len(k):
-        return "orthogonal scores: not in closed form for these rewards"
-    top1 = np.maximum(k, R - k) ** 2 / (k * (R - k) * R)
-    return f"orthogonal scores: top-1 {top1.mean():.2f} with effective rank {groups['null_effective_rank'].mean():.2f}"
 
 
 def controls(arm: str, groups: dict[int, pd.DataFrame]) -> Claim:

@@ -2,21 +2,24 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 from grpo_sweeps.maths.intervals import Interval
-from grpo_sweeps.paper import ABOUT_TWO, MARGIN
+from grpo_sweeps.paper import ABOUT_TWO, MARGIN, SPARSE, TABLE1
 
 HOLDS = "holds in these runs"
 CONTRADICTED = "contradicted by these runs"
 UNDECIDED = "cannot be decided from these runs"
 UNDEFINED = "undefined in the paper"
 ASKED = "a question: shown, not judged"
+COMPARED = "compared, not judged"
 
 ALPHA = 0.05
 """Chance, at most, that any verdict of one report is wrong by the draw of its data (Bonferroni over its tests)."""
 
-TESTS_PER_CELL = 6
-"""Decisive intervals for each arm and R: C5's slope, C7's share of groups, C8's effective rank, the score-mean null of
-C9, C10's top-1 fraction, the mean mid-p of shuffled advantages."""
+TESTS_PER_CELL = 7
+"""Decisive intervals for each arm and R: C5's slope, C6's fall of rho (at each eps with its part of one), C7's share of
+groups, C8's effective rank, the score-mean null of C9, C10's top-1 fraction, the mean mid-p of shuffled rewards."""
 
 MIN_GROUPS = 30
 """Measured mixed groups below which an R is not decided, since Student's t is off for few and skewed values. C8 alone
@@ -51,11 +54,16 @@ MIN_PER_K = 5
 IN_WORDS = (
     f"Fixed before looking: 'about 2' means a mean effective rank within {MARGIN:g} of {ABOUT_TWO:g}; fewer than "
     f"{MIN_GROUPS} measured mixed groups at an R decide nothing there, save that C8's effective rank is not 'about 2' "
-    "where Hoeffding's interval, which asks for independent prompts and seeds and for no distribution, excludes it; a "
+    "where Hoeffding's interval, which asks for independent prompts and seeds and for no distribution, excludes it; "
+    f"'for every R' holds from R = {', '.join(map(str, sorted(TABLE1)))} together, and at no R where repeated texts "
+    "alone bring the null to 'about 2'; numbers measured on one model are judged on that model, task and reward, and "
+    f"'{COMPARED}' elsewhere; a "
     f"rank bound is broken when {WITNESSES} groups "
     f"exceed it beyond the precision of K, and holds when at most {TOLERATED_SHARE:.0%} do; the gradient's norm "
     "scales with sigma_r when its log-log slope is between 1 and 2 (0 and 1 after division by the group's standard "
-    f"deviation), give or take {SLOPE_MARGIN:g}; identities hold to {SUM_TOLERANCE:.0e}. Intervals behind verdicts "
+    f"deviation), give or take {SLOPE_MARGIN:g}; sparsity grows when the shares of advantages beyond "
+    f"{' and '.join(f'{eps:g}' for eps in SPARSE)} both fall from the first to the last third of the steps; identities "
+    f"hold to {SUM_TOLERANCE:.0e}. Intervals behind verdicts "
     "are widened so that all verdicts of this report together are wrong by chance with probability about "
     f"{ALPHA:g} (Bonferroni; Student's t over clusters: more with few or very skewed groups), and by what the "
     "precision of the records allows. A verdict needs its whole interval on one side; otherwise it says "
@@ -74,7 +82,7 @@ CELLS_OF_C11 = 6
 def simultaneous_alpha(cells: int) -> float:
     """Error rate of one interval so that all decisive intervals of a report hold together with 1 - ALPHA.
 
-    >>> simultaneous_alpha(3) == 0.05 / 18
+    >>> simultaneous_alpha(3) == 0.05 / 21
     True
     """
     return ALPHA / (TESTS_PER_CELL * max(1, cells))
@@ -92,6 +100,15 @@ def judge(interval: Interval, low: float, high: float, groups: int) -> str:
     if interval.inside(low, high):
         return HOLDS
     return CONTRADICTED if interval.outside(low, high) else UNDECIDED
+
+
+def for_every_R(verdict: str, measured: Iterable[int]) -> str:
+    """A claim about every R, or about Table 1, holds when each R of the table was measured and none contradicts it.
+
+    >>> for_every_R(HOLDS, [4]), for_every_R(CONTRADICTED, [4])
+    ('cannot be decided from these runs', 'contradicted by these runs')
+    """
+    return UNDECIDED if verdict == HOLDS and set(TABLE1) - set(measured) else verdict
 
 
 def all_of(verdicts: list[str]) -> str:

@@ -1,8 +1,8 @@
 """The verdicts on all claims of arXiv 2606.29238, from a sweep's records by the rules of `claims.rules`; as tables.
 
-C2 to C4 are judged in `advantages`, C5, C9 and shuffled advantages in `gradient`, C6 and the open question Q3 in
-`training`, C7, C8, C10 and the exact assertions in `ranks`, C11 in `budget` where a sweep has both budgets; here stand
-the claims that no such record decides.
+C2 to C4 are judged in `advantages`, C5, C9 and shuffled rewards in `gradient`, C6 in `sparsity`, the open question Q3
+in `training`, C7, C8 and the exact assertions in `ranks`, C10 in `printed`, C11 in `budget` where a sweep has both
+budgets; here stand the claims that no such record decides. Whose model the runs are about is told in `subject`.
 
 Every claim says what the paper says, what was measured with its interval, what the null gives, and the verdict in
 words.
@@ -14,23 +14,25 @@ from dataclasses import replace
 
 import pandas as pd
 
-from grpo_sweeps.paper import ARXIV, MODEL, STATEMENTS
+from grpo_sweeps.paper import ARXIV, STATEMENTS
 from grpo_sweeps.publish.formats import markdown
 from grpo_sweeps.report.claims import rules
 from grpo_sweeps.report.claims.advantages import c2, c3, c4
 from grpo_sweeps.report.claims.budget import budget_pairs, c11, extra_cells
-from grpo_sweeps.report.claims.finding import EVERY_ARM, Claim, estimator_of
+from grpo_sweeps.report.claims.finding import EVERY_ARM, Claim, by_length, estimator_of
 from grpo_sweeps.report.claims.gradient import c5, c9, shuffled
-from grpo_sweeps.report.claims.ranks import c7, c8, c10, controls
+from grpo_sweeps.report.claims.printed import c10
+from grpo_sweeps.report.claims.ranks import c7, c8, controls
 from grpo_sweeps.report.claims.rules import UNDECIDED
-from grpo_sweeps.report.claims.training import c6, q3
+from grpo_sweeps.report.claims.sparsity import c6
+from grpo_sweeps.report.claims.subject import differences, scope
+from grpo_sweeps.report.claims.training import q3
 from grpo_sweeps.report.read.query import Sweep
 from grpo_sweeps.report.tables.pooled import (
     records_of,
     usable_groups,
 )
 
-PAPER_MODEL = MODEL.partition("-")[0].lower()  # in the name of every size of it
 CLAIM_COLUMNS = [
     "claim", "arm", "R", "groups", "paper", "measured", "decisive", "decisive_low", "decisive_high", "null", "verdict",
     "remarks",
@@ -73,12 +75,12 @@ def judge_claims(sweep: Sweep) -> list[Claim]:
     for arm in sorted({arm for arm, _ in sweep.cells}):
         groups = {R: usable_groups(sweep, arm, R) for a, R in sweep.cells if a == arm}
         records = {R: records_of(sweep, arm, R) for R in groups}
-        scope, kind = _scope(sweep, arm), estimator_of(sweep, arm)
+        about, kind = scope(differences(sweep, arm)), estimator_of(sweep, arm)
         claims += [judge_one(arm, kind, records) for judge_one in (c2, c3, c4)]
-        measured = [c5(arm, kind, groups, records, alpha), c6(arm, records, sweep), c9(arm, groups, alpha)]
-        claims += [replace(claim, remarks=(*scope, *claim.remarks)) for claim in measured]
-        claims += [c7(arm, groups, alpha), c8(arm, groups, alpha, scope), c10(arm, groups, alpha, scope)]
-        claims += [controls(arm, groups), shuffled(arm, groups, alpha), q3(arm, groups)]
+        measured = [c5(arm, kind, groups, records, alpha), c6(arm, kind, records, sweep, alpha), c9(arm, groups, alpha)]
+        claims += [replace(claim, remarks=(*about, *claim.remarks)) for claim in measured]
+        claims += [c7(arm, groups, alpha), c8(arm, kind, groups, alpha, about), c10(arm, groups, alpha, about)]
+        claims += [controls(arm, groups), shuffled(arm, groups, alpha, by_length(sweep, arm)), q3(arm, groups)]
     judged = {claim.id for claim in claims}
     return sorted([*claims, *(claim for claim in undecided() if claim.id not in judged)], key=_order)
 
@@ -91,19 +93,6 @@ def _order(claim: Claim) -> tuple[int, str]:
 def error_lines(claims: list[Claim]) -> list[str]:
     """One line for each exact assertion that failed."""
     return [f"{claim.id}: {error}" for claim in claims for error in claim.errors]
-
-
-def _scope(sweep: Sweep, arm: str) -> tuple[str, ...]:
-    """Which model the verdict is about, and that it says nothing about another one."""
-    runs = sweep.runs[sweep.runs["arm"] == arm]
-    models = sorted({str(m) for m in runs["model"].dropna()})
-    if models and all(PAPER_MODEL in m.lower() for m in models):
-        return ()
-    named = ", ".join(models) or "an unnamed model"
-    return (
-        f"The paper's figures are about {MODEL}, these runs about {named}. "
-        f"A claim about {MODEL} is not decided by another model.",
-    )
 
 
 def undecided() -> list[Claim]:

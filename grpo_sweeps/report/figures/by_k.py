@@ -10,7 +10,7 @@ from matplotlib.axes import Axes
 
 from grpo_sweeps.publish.drawing import DOTTED, Panel, Plot
 from grpo_sweeps.report.figures.look import Style, arm_cells, curves_in_words, finish, panel_title, styles, whose
-from grpo_sweeps.report.measure.spectral import QUANTITIES
+from grpo_sweeps.report.measure.spectral import BELOW, QUANTITIES
 from grpo_sweeps.report.read.query import Sweep
 from grpo_sweeps.spectra import null_effective_rank
 
@@ -20,14 +20,19 @@ NULLS: dict[str, dict[str, Any]] = {
     "null_closed_form": {"ls": DOTTED, "lw": 1.0, "marker": "o", "mfc": "white", "ms": 4.0},
     "null_gaussian": {"ls": "-", "lw": 0.8, "marker": "x", "ms": 4.0},
 }
+OF_GROUPS: dict[str, tuple[dict[str, Any], str]] = {
+    "null_distinct": ({"ls": "", "marker": "x", "ms": 4.0}, "equal texts once"),
+    "null_both": ({"ls": "-", "lw": 0.7, "marker": "+", "ms": 6.0}, "norms and texts"),
+}
+"""Nulls of fig4 that the groups make, with their looks and words."""
 WORDS = {"null_closed_form": "orthogonal", "null_gaussian": "Gaussian"}
 CAPTION = (
     "The gradient matrix by six definitions: effective rank (sum s)²/sum s², top-1 fraction s₁²/sum s², participation "
     "ratio (sum s²)²/sum s⁴, stable rank sum s²/s₁², entropy rank exp(−sum p log p) with p = s/sum s, numerical rank "
     "(number of s above the precision). Filled: means over the groups with k right rollouts, bars 95% intervals "
     "clustered by prompt and seed. Open, dotted: orthogonal scores of equal norm under group-mean advantages. "
-    "Crosses: Gaussian scores with each group's own spectrum. Nulls with the measured norms and the other four "
-    "matrices are in the table."
+    f"Crosses: Gaussian scores with each group's own spectrum, which {BELOW}. Nulls with the measured norms and the "
+    "other four matrices are in the table."
 )
 
 
@@ -82,7 +87,7 @@ def _nulls(ax: Axes, rows: pd.DataFrame, name: str, style: Style) -> None:
 
 
 def rank_by_k_plot(sweep: Sweep, table: pd.DataFrame) -> Plot:
-    """fig4: effective rank by k beside its closed form, one panel per arm."""
+    """fig4: effective rank by k beside its closed form and the nulls of the groups, one panel per arm."""
     panels = []
     for arm, Rs in arm_cells(sweep).items():
         curves = {
@@ -96,13 +101,18 @@ def rank_by_k_plot(sweep: Sweep, table: pd.DataFrame) -> Plot:
             for R, curve in curves.items():
                 _null_curve(ax, R, styles(sweep)[R])
                 _rank_bars(ax, curve, R, styles(sweep)[R])
+                for null, (look, _) in OF_GROUPS.items() if len(curve) else ():
+                    ax.plot(curve["k"], curve[null].astype(float), color=styles(sweep)[R].color, zorder=2, **look)
             ax.plot([], [], color="0.35", ls=DOTTED, lw=1.0, marker="o", mfc="white", ms=3.5, label="null 4k(R−k)/R")
+            for look, words in OF_GROUPS.values():
+                ax.plot([], [], color="0.35", label=words, **look)
             finish(ax, "correct rollouts k", "effective rank", whole=True)
 
         panels.append(Panel(panel_title(sweep, arm), curves_in_words("effective rank by k", arm, curves), draw))
     caption = (
         "Mean effective rank of the gradient matrix against the number k of correct rollouts (filled markers; bars: "
-        "95% intervals clustered by prompt and seed). Open markers: orthogonal scores of equal norm, 4k(R−k)/R."
+        "95% intervals clustered by prompt and seed). Open markers: orthogonal scores of equal norm, 4k(R−k)/R. "
+        "Crosses: the same with equal texts counted once; plus signs: with the measured norms as well."
     )
     return Plot("fig4", "Effective rank against correct rollouts", caption, tuple(panels))
 

@@ -1,10 +1,21 @@
-"""Shuffled advantages: the exact distribution of w' K w over every assignment of a group's advantages to its rollouts.
+"""Shuffled rewards: the exact distribution of w' K w over every assignment of a group's rewards that chance could have
+made as well as the recorded one.
 
-If rewards had nothing to do with scores, each of the C(R, k) ways to say which k rollouts were right would be as
-likely as the recorded one. A group's mid-p, P(larger) + P(equal)/2 with the recorded one counted among the equal, then
-has mean 1/2 and variance (1 - sum of (share of each tied class)^3) / 12, exactly. Groups are combined by the sum of
-1/2 - mid-p over the square root of the summed variances, a standard normal for many groups: given the past each is a
-fresh draw, also of a prompt that came before. A small p means a gradient longer than chance makes it.
+Which assignments these are depends on whether a reward is one of the text or of the rollout.
+
+    no text twice                        each of the C(R, k) ways to say which k rollouts were right
+    equal texts have equal rewards       those that give equal texts equal rewards and leave, among the texts that occur
+                                         m times, as many right as were, for every m: texts that occur equally often
+                                         change places, no others. A text that comes four times is likelier than one
+                                         that comes once, which is no sign that rewards and scores are related.
+    equal texts have different rewards   those that give some equal texts different rewards: the reward is one of the
+                                         rollout, and a group where no text shows it is of the second kind
+
+Each is exact both for a reward that is a function of the text and for a coin for each rollout. A group that admits one
+assignment alone is left out: it has `shuffle_assignments` 1 and nothing else.
+
+A group's mid-p, P(larger) + P(equal)/2 with the recorded one counted among the equal, then has mean 1/2 and variance
+(1 - sum of (share of each tied class)^3) / 12, exactly. A small p means a gradient longer than chance makes it.
 """
 
 from __future__ import annotations
@@ -17,6 +28,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from grpo_sweeps.report.measure.spectral import Groups
+from grpo_sweeps.spectra.equal import Labels
 from grpo_sweeps.types import Array
 
 PERMUTED = ("shuffle_p", "shuffle_mid_p", "shuffle_variance", "shuffle_assignments")
@@ -49,7 +61,8 @@ def permutation_columns(groups: Groups) -> dict[str, Array]:
 
     That is: a Gram of the rows of the loss, rewards that are not 0 and 1, an all-equal group, advantages that are not
     one value for right and one for wrong rollouts, weights that are not a factor of the rollout times its advantage,
-    or more than MOST_ASSIGNMENTS. A rollout keeps its own factor (1/length, say) and its score.
+    more than MOST_ASSIGNMENTS, or (all but `shuffle_assignments`) a single assignment. A rollout keeps its own factor
+    (1/length, say) and its score.
     """
     N, R = groups.rewards_NR.shape
     found = {name: np.full(N, np.nan) for name in PERMUTED}
@@ -61,10 +74,34 @@ def permutation_columns(groups: Groups) -> dict[str, Array]:
         index = np.flatnonzero(usable_N & (k_N == k))
         step = max(1, AT_ONCE // math.comb(R, k))
         for rows in np.array_split(index, range(step, len(index), step)) if len(index) else ():
-            gram_NRR = groups.gram_NRR[rows] * factor_NR[rows, :, None] * factor_NR[rows, None, :]
+            gram_NRR = groups.averaged_NRR[rows] * factor_NR[rows, :, None] * factor_NR[rows, None, :]
             own_NR = groups.rewards_NR[rows]
-            for name, values in _p_values(gram_NRR, own_NR, right_N[rows], wrong_N[rows], k).items():
+            allowed_NM = possible(own_NR, groups.same_NR[rows], k)
+            for name, values in _p_values(gram_NRR, own_NR, right_N[rows], wrong_N[rows], k, allowed_NM).items():
                 found[name][rows] = values
+    return found
+
+
+def possible(rewards_NR: Array, same_NR: Labels, k: int) -> NDArray[np.bool_]:
+    """(N, C(R, k)): which of `assignments` chance could have made of each group; see the module's docstring.
+
+    rewards: of 0 and 1, k of them 1. same: for each rollout the first of its group with the same text.
+
+    >>> int(possible(np.array([[1.0, 1.0, 0.0, 0.0]]), np.array([[0, 0, 2, 2]]), 2).sum())
+    2
+    """
+    chosen_MR = assignments(rewards_NR.shape[1], k)
+    texts_NRR = same_NR[:, :, None] == same_NR[:, None, :]
+    times_NR = texts_NRR.sum(axis=2)
+    found = np.ones((len(rewards_NR), len(chosen_MR)), dtype=bool)
+    for n in np.flatnonzero((times_NR > 1).any(axis=1)):
+        alike_M = (chosen_MR == chosen_MR[:, same_NR[n]]).all(axis=1)
+        if (rewards_NR[n] != rewards_NR[n, same_NR[n]]).any():
+            found[n] = ~alike_M
+            continue
+        right_MT = chosen_MR @ (times_NR[n][:, None] == np.unique(times_NR[n]))
+        recorded_T = rewards_NR[n] @ (times_NR[n][:, None] == np.unique(times_NR[n]))
+        found[n] = alike_M & (right_MT == recorded_T).all(axis=1)
     return found
 
 
@@ -102,7 +139,9 @@ def _pairs(R: int, k: int) -> Array:
     return chosen[:, rows] * chosen[:, columns]
 
 
-def _p_values(gram_NRR: Array, own_NR: Array, right_N: Array, wrong_N: Array, k: int) -> dict[str, Array]:
+def _p_values(
+    gram_NRR: Array, own_NR: Array, right_N: Array, wrong_N: Array, k: int, allowed_NM: NDArray[np.bool_]
+) -> dict[str, Array]:
     """Columns of PERMUTED for groups of one k; K = `gram_NRR` has each rollout's factor in its rows.
 
     With advantages b + d c, c of 0 and 1 (so c_i^2 = c_i), the square is b^2 sum K + sum over i <= j of q_ij c_i c_j,
@@ -115,17 +154,21 @@ def _p_values(gram_NRR: Array, own_NR: Array, right_N: Array, wrong_N: Array, k:
     q_NP = d_N1**2 * twice * gram_NRR[:, rows, columns]
     q_NP[:, rows == columns] += 2.0 * b_N1 * d_N1 * gram_NRR.sum(axis=2)
     none_N1 = b_N1**2 * gram_NRR.sum(axis=(1, 2))[:, None]
-    all_NM = np.sort(none_N1 + q_NP @ _pairs(R, k).T, axis=1)
+    squares_NM = none_N1 + q_NP @ _pairs(R, k).T
+    all_NM = np.sort(np.where(allowed_NM, squares_NM, np.nan), axis=1)  # NaN stands last, and compares as false
+    M_N = allowed_NM.sum(axis=1)
     own_N1 = none_N1 + (q_NP * own_NR[:, rows] * own_NR[:, columns]).sum(axis=1, keepdims=True)
-    slack_N1 = TIED * np.abs(all_NM).max(axis=1, keepdims=True)
-    M = all_NM.shape[1]
-    at_least_N = (all_NM >= own_N1 - slack_N1).mean(axis=1)
-    above_N = (all_NM > own_N1 + slack_N1).mean(axis=1)
+    slack_N1 = TIED * np.abs(squares_NM).max(axis=1, keepdims=True)
+    at_least_N = (all_NM >= own_N1 - slack_N1).sum(axis=1) / M_N
+    above_N = (all_NM > own_N1 + slack_N1).sum(axis=1) / M_N
     starts_NM = np.diff(all_NM, axis=1, prepend=-np.inf) > slack_N1
-    cubes_N = np.array([(np.diff(np.flatnonzero(starts_M), append=M) ** 3.0).sum() for starts_M in starts_NM])
-    return {
+    cubes_N = np.array(
+        [(np.diff(np.flatnonzero(starts_M), append=M) ** 3.0).sum() for starts_M, M in zip(starts_NM, M_N, strict=True)]
+    )
+    values = {
         "shuffle_p": at_least_N,
         "shuffle_mid_p": 0.5 * (at_least_N + above_N),
-        "shuffle_variance": (1.0 - cubes_N / M**3.0) / 12.0,
-        "shuffle_assignments": np.full(len(gram_NRR), float(M)),
+        "shuffle_variance": (1.0 - cubes_N / M_N**3.0) / 12.0,
     }
+    several = {name: np.where(M_N > 1, value, np.nan) for name, value in values.items()}
+    return several | {"shuffle_assignments": M_N.astype(float)}

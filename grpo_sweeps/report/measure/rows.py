@@ -15,7 +15,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 
-from grpo_sweeps.paper import TAILS
+from grpo_sweeps.paper import EPSILONS
 from grpo_sweeps.report.measure.pairs import PAIRS, UNBIASED, pair_columns, unbiased_columns
 from grpo_sweeps.report.measure.permutation import PERMUTED, permutation_columns
 from grpo_sweeps.report.measure.spectral import NULL_DRAWS, SPECTRAL, Groups, spectral
@@ -26,7 +26,7 @@ from grpo_sweeps.types import Array
 
 ADVANTAGES = (
     "advantage_sum", "weight_sum", "advantage_max", "advantage_square", "advantage_product", "reward_variance",
-    "lone_right", *(f"advantage_above_{eps}" for eps in TAILS),
+    "lone_right", *(f"advantage_above_{eps}" for eps in EPSILONS),
 )  # fmt: skip
 KEYS = ["step", "prompt_id", "group"]  # name a group within its run
 PLAIN = (
@@ -61,7 +61,7 @@ def advantage_columns(rewards_NR: Array, advantages_NR: Array, weights_NR: Array
         "reward_variance": rewards_NR.var(axis=1, ddof=1),
         "lone_right": np.where(k_N == 1, best_N, np.nan),
     }
-    return columns | {f"advantage_above_{eps}": (size_NR > eps).mean(axis=1) for eps in TAILS}
+    return columns | {f"advantage_above_{eps}": (size_NR > eps).mean(axis=1) for eps in EPSILONS}
 
 
 def _relative_sum(values_NR: Array) -> Array:

@@ -47,21 +47,22 @@ MATRICES = {
     "centred_": "G, rows centred",
     "scores_centred_": "scores, rows centred",
 }
-RANK_NULLS = ("null_orthogonal", "null_measured_norms", "null_gaussian")
+RANK_NULLS = ("null_orthogonal", "null_measured_norms", "null_both", "null_gaussian")
 OTHER_NULLS = tuple(f"{null}_{name}" for null in RANK_NULLS for name in OTHERS)
 """Nulls of the other quantities of G; those of the effective rank are null_effective_rank (orthogonal scores of equal
-norm), null_measured_norms and null_gaussian."""
+norm), null_measured_norms, null_both (the measured norms, rows of equal texts made one) and null_gaussian."""
 WITH_FLOOR = ("effective_rank", "entropy_rank", "top1_fraction", "participation_ratio", "stable_rank")
 """Quantities of G with columns `..._floor_low` and `..._floor_high`: what they could be, given K's own precision."""
 CONTROLS = ("control_sign_flip", "control_leave_one_out", "control_std")
+BELOW = "lies below the spectrum that it is drawn from: a measured value above it is no sign of structure"
+"""What is said wherever null_gaussian stands beside the other nulls."""
 NULL_DRAWS = 32  # of the Gaussian null, for each group
 STD_EPS = 1e-6  # added to the standard deviation in the std control; any value is one factor a group
 SPECTRAL = (
     *(prefix + name for prefix in MATRICES for name in QUANTITIES),
     *(f"{name}_floor_{end}" for name in WITH_FLOOR for end in ("low", "high")),
     "resolution", "top2_fraction", "distinct", "null_distinct", "null_effective_rank", "null_closed_form",
-    "null_measured_norms", "null_gaussian", *OTHER_NULLS,
-    *CONTROLS,
+    "null_measured_norms", "null_both", "null_gaussian", *OTHER_NULLS, *CONTROLS,
 )  # fmt: skip
 
 
@@ -175,16 +176,27 @@ def _eigenvalues(groups: Groups) -> Iterator[tuple[str, Array, Array]]:
 
 
 def _nulls(groups: Groups, seed: int) -> dict[str, Array]:
-    """Effective rank, and the other quantities, without structure in the scores; see `spectra` for each null."""
-    gram_NRR, weights_NR = groups.averaged_NRR, groups.weights_NR
+    """Effective rank, and the other quantities, without structure in the scores; see `spectra` for each null.
+
+    Rows of the loss have their own norms, which no factor of the rollout gives: theirs are what is orthogonal in every
+    null that they have.
+    """
+    gram_NRR = groups.averaged_NRR
+    weights_NR = groups.weights_NR if groups.scores else np.ones_like(groups.weights_NR)
+    own_NR = groups.weights_NR if groups.scores else np.sqrt(np.clip(np.diagonal(gram_NRR, axis1=1, axis2=2), 0, None))
     k_N = np.where(groups.binary_N, groups.rewards_NR.sum(axis=1), np.nan)
     found = {
-        "null_effective_rank": _floats(spectra.null_orthogonal(weights_NR)),
+        "null_effective_rank": _floats(spectra.null_orthogonal(own_NR)),
         "null_closed_form": _floats(spectra.null_effective_rank(k_N, groups.R)),
     }
-    found |= {f"null_orthogonal_{name}": _floats(of(np.abs(weights_NR))) for name, of in OTHERS.items()}
+    found |= {f"null_orthogonal_{name}": _floats(of(np.abs(own_NR))) for name, of in OTHERS.items()}
+    merged_NR = merged_weights(weights_NR, groups.rows_NR)
+    for name, of in QUANTITIES.items():
+        ending = "" if name == "effective_rank" else f"_{name}"
+        found[f"null_measured_norms{ending}"] = _floats(spectra.null_measured_norms(gram_NRR, weights_NR, of))
+        found[f"null_both{ending}"] = _floats(spectra.null_measured_norms(gram_NRR, merged_NR, of))
     if not groups.scores:
-        names = ("null_distinct", "null_measured_norms", "null_gaussian", *OTHER_NULLS)
+        names = ("null_distinct", "null_gaussian", *OTHER_NULLS)
         return dict.fromkeys(names, np.full(len(k_N), np.nan)) | found
     normal = RowNormals(seed, groups.R).draw(groups.step_N, groups.group_N, NULL_DRAWS)
     one_NR = spectra.singular_values(gram_NRR, merged_weights(None, groups.same_NR))
@@ -192,7 +204,6 @@ def _nulls(groups: Groups, seed: int) -> dict[str, Array]:
     found["null_distinct"] = _floats(spectra.null_distinct(weights_NR, groups.same_NR))
     for name, of in QUANTITIES.items():
         ending = "" if name == "effective_rank" else f"_{name}"
-        found[f"null_measured_norms{ending}"] = _floats(spectra.null_measured_norms(gram_NRR, weights_NR, of))
         found[f"null_gaussian{ending}"] = _floats(of(drawn_NSR)).mean(axis=-1)
     return found
 

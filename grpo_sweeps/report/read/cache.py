@@ -27,7 +27,7 @@ import pyarrow.parquet as pq
 
 from grpo_sweeps.files import write_with
 from grpo_sweeps.maths import ustatistics
-from grpo_sweeps.paper import TAILS
+from grpo_sweeps.paper import EPSILONS
 from grpo_sweeps.report.measure import pairs, permutation, rows, spectral
 from grpo_sweeps.report.measure.rows import COLUMNS, KEYS, table_rows
 from grpo_sweeps.spectra import equal, floor, ranks
@@ -75,7 +75,7 @@ class CacheUse:
 @functools.cache
 def code_digest() -> str:
     """The digest of what makes the rows."""
-    digest = hashlib.sha256(f"numpy {np.__version__} {platform.machine()} {TAILS}".encode())
+    digest = hashlib.sha256(f"numpy {np.__version__} {platform.machine()} {EPSILONS}".encode())
     for module in MADE_BY:
         digest.update(inspect.getsource(module).encode())
     return digest.hexdigest()

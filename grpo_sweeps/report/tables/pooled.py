@@ -21,7 +21,14 @@ from grpo_sweeps.report.read.query import Sweep
 from grpo_sweeps.spectra import null_effective_rank
 
 FLEXIBLE_REWARD = "grpo_sweeps.rewards.exact_match.flexible"
-NULLS = ("null_effective_rank", "null_distinct", "null_closed_form", "null_measured_norms", "null_gaussian")
+NULLS = (
+    "null_effective_rank", "null_distinct", "null_closed_form", "null_measured_norms", "null_gaussian", "null_both",
+)  # fmt: skip
+
+
+SHOWN_NULLS = ("null_effective_rank", "null_distinct", "null_both")
+"""Beside a measured effective rank everywhere: orthogonal scores of equal norm, the same with equal texts once, and the
+strongest, the measured norms with equal texts once."""
 
 
 def usable_groups(sweep: Sweep, arm: str, R: int) -> pd.DataFrame:
@@ -85,14 +92,14 @@ def headline(table: pd.DataFrame) -> tuple[list[str], list[list[str]]]:
     arms = table["arm"].nunique() > 1
     header = [
         "R", "effective rank", "paper", "top-1 fraction", "paper", "participation ratio", "stable rank", "null",
-        "final accuracy", "gain", "mixed groups", "runs",
+        "null, equal texts once", "null, norms and texts", "final accuracy", "gain", "mixed groups", "runs",
     ]  # fmt: skip
     rows = []
     for row in table.to_dict("records"):
         cells = [
             number(row["R"]), _in_words(row, "effective_rank"), row["paper_effective_rank"] or "–",
             _in_words(row, "top1_fraction"), row["paper_top1_fraction"] or "–", _in_words(row, "participation_ratio"),
-            _in_words(row, "stable_rank"), number(row["null_effective_rank"]), _in_words(row, "accuracy", 3),
+            _in_words(row, "stable_rank"), *(number(row[null]) for null in SHOWN_NULLS), _in_words(row, "accuracy", 3),
             _in_words(row, "accuracy_gain", 3), f"{row['measured_mixed_groups']} of {row['groups']}",
             f"{row['runs_finished']} of {row['runs']}",
         ]  # fmt: skip
@@ -106,7 +113,8 @@ def _in_words(row: Mapping[Any, Any], name: str, digits: int = 2) -> str:
 
 
 def pooled_difference(groups: pd.DataFrame, alpha: float = 0.05, by: Clusters | None = None) -> Interval:
-    """Mean over groups of effective rank minus its null for the recorded weights (orthogonal scores of equal norm)."""
+    """Mean over groups of effective rank minus its null for the recorded weights (orthogonal scores of equal norm; for
+    rows of the loss orthogonal rows with their own norms)."""
     difference = groups["effective_rank"] - groups["null_effective_rank"]
     return mean_over(difference, by or clusters(groups), alpha)
 
@@ -179,9 +187,10 @@ def by_k(sweep: Sweep) -> pd.DataFrame:
     """One row per arm, R and k = 1 .. R - 1 (binary rewards): every quantity of each of the five matrices with its
     interval (those of G without a prefix, the others with that of `spectral.MATRICES`), and the nulls of those of G.
 
-    A null is named null_closed_form, null_measured_norms or null_gaussian, for another quantity than the effective rank
-    with its name behind it. The closed form is of group-mean advantages over orthogonal scores of equal norm, for the
-    effective rank 4k(R-k)/R. A k without groups has its row too, with 0 groups and no values but the closed forms.
+    A null is named null_closed_form, null_measured_norms, null_both or null_gaussian, for another quantity than the
+    effective rank with its name behind it. The closed form is of group-mean advantages over orthogonal scores of equal
+    norm, for the effective rank 4k(R-k)/R. A k without groups has its row too, with 0 groups and no values but the
+    closed forms.
     """
     rows = []
     for arm, R in sweep.cells:

@@ -10,12 +10,15 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from transformers import AutoConfig
 
 from grpo_sweeps.config import RunConfig
 from grpo_sweeps.loop import keep
 from grpo_sweeps.loop.train import train
 from grpo_sweeps.loop.watch import Stopped, Watch
+from grpo_sweeps.models import tiny_path
 from grpo_sweeps.tracking.local import read_completions, read_evals, read_groups, read_metrics
+from grpo_sweeps.tracking.model import SIZES, read_model
 from grpo_sweeps.tracking.symptoms import NAMED
 from tests.unit.loop.cut_runs import Interrupted, train_until, without_clock
 
@@ -47,6 +50,19 @@ def test_the_record_of_a_run(make_config: MakeConfig, tmp_path: Path) -> None:
     assert len(groups) == 16
     assert any(g.gram is not None for g in groups)
     assert {r.step for r in read_evals(tmp_path / "run")} == {0, 2, 4}
+
+
+@pytest.mark.parametrize("random", [False, True])
+def test_a_run_keeps_what_it_trained_by_the_models_own_configuration(
+    make_config: MakeConfig, tmp_path: Path, random: bool
+) -> None:
+    """Whatever `model.name` says, which users set freely."""
+    config = make_config()
+    model = dataclasses.replace(config.model, name="nemotron_mini_4b", path=str(tiny_path()), random=random)
+    train(dataclasses.replace(config, model=model, trainer=dataclasses.replace(config.trainer, steps=1)), tmp_path)
+    kept, own = read_model(tmp_path), AutoConfig.from_pretrained(tiny_path())
+    assert kept["weights"] == ("drawn" if random else "loaded")
+    assert kept["model_type"] == "llama" and all(kept[name] == getattr(own, name) for name in SIZES)
 
 
 @pytest.mark.parametrize("stop_after", [1, 2, 3, 4])

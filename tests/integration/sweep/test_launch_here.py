@@ -209,7 +209,7 @@ def test_a_dry_run_over_a_failed_run_is_no_failure(run: Run, statuses: Statuses)
 def test_sweep_file_axes_can_be_replaced_and_added_to(run: Run, statuses: Statuses) -> None:
     assert run("+sweeps=default", "seed=0,5", "-m", "R=4,8") == 0
     assert sorted(statuses("default")) == ["R=4 seed=0", "R=4 seed=5", "R=8 seed=0", "R=8 seed=5"]
-    assert run("+sweeps=paper_table1", "sweep=mine", "R=2", "seed=0") == 0
+    assert run("+sweeps=paper_table1_tiny", "sweep=mine", "R=2", "seed=0") == 0
     assert list(statuses("mine")) == ["R=2 seed=0 estimator._target_=plain_functions.estimator"]
 
 

@@ -12,7 +12,9 @@ import pytest
 import yaml
 
 from grpo_sweeps.config import groups_a_step
+from grpo_sweeps.models.shapes import SHAPES
 from grpo_sweeps.tracking.local import LocalRecord
+from grpo_sweeps.tracking.model import write_model
 from grpo_sweeps.tracking.status import RunStatus, write_status
 from grpo_sweeps.types import Completion, EvalRecord, GroupRecord
 
@@ -77,13 +79,26 @@ def config_of(R: int, seed: int, sweep: str, changes: dict[str, Any]) -> dict[st
     return config
 
 
+PAPERS = {
+    "model.path": "anywhere", "task.name": "gsm8k", "task._target_": "grpo_sweeps.tasks.gsm8k.gsm8k",
+}  # fmt: skip
+"""What a configuration says of the paper's runs; the architecture is in `model.json`."""
+
+
+def shape_of(name: str) -> dict[str, Any]:
+    """The model's own configuration, as transformers has it."""
+    return {"architectures": ["any"], **SHAPES[name]}
+
+
 def write_run(
     root: Path, sweep: str, R: int, seed: int, kind: str = "full", steps: int = 20,
     config: dict[str, Any] | None = None, status: dict[str, Any] | None = None,
     text: str = "2 + 2 = 4\n#### 4", gain: float = 0.3, evaluate: bool = True,
-    change: Callable[[GroupRecord], GroupRecord] | None = None, prompt_id: str = "train-1",
+    change: Callable[[GroupRecord], GroupRecord] | None = None, prompt_id: str = "train-1", model: str = "",
+    random: bool = False,
 ) -> Path:  # fmt: skip
-    """One run's folder. `change` is applied to every group; `gain` is how much the accuracy rises by the last step."""
+    """One run's folder. `change` is applied to every group; `gain` is how much the accuracy rises by the last step;
+    `model`: of `SHAPES`, with `random` weights, as the run would have loaded it."""
     extra = config or {}
     prompts = groups_a_step(
         R, extra.get("trainer.prompts", 4), extra.get("budget", "prompts"), extra.get("budget_R", 4)
@@ -96,6 +111,8 @@ def write_run(
         "total": steps, "commit": "0123456789abcdef", "dirty": False, "command": f"python -m grpo_sweeps.run -m R={R}",
     }  # fmt: skip
     write_status(run, RunStatus(**(values | (status or {}))))
+    if model:
+        write_model(run, shape_of(model), random)
     rng = np.random.default_rng([R, seed, len(kind)])
     with LocalRecord(run) as record:
         for step in range(steps):

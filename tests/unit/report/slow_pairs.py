@@ -7,9 +7,9 @@ import math
 
 import numpy as np
 
-from grpo_sweeps.paper import TAILS
+from grpo_sweeps.paper import EPSILONS
 from grpo_sweeps.report.measure.pairs import UNBIASED
-from grpo_sweeps.spectra.records import own_precision
+from grpo_sweeps.spectra.records import own_precision, same_texts
 from grpo_sweeps.types import GroupRecord
 from tests.unit.slow_kernels import by_kernels
 
@@ -39,7 +39,7 @@ def advantages(record: GroupRecord) -> dict[str, float]:
         "reward_variance": sum((x - mean) ** 2 for x in r) / (R - 1),
         "lone_right": A[r.index(1.0)] if lone else NAN,
     }
-    return found | {f"advantage_above_{eps}": _mean([float(abs(a) > eps) for a in A]) for eps in TAILS}
+    return found | {f"advantage_above_{eps}": _mean([float(abs(a) > eps) for a in A]) for eps in EPSILONS}
 
 
 def pairs_and_shuffles(record: GroupRecord) -> dict[str, float]:
@@ -77,18 +77,26 @@ SHUFFLED = ("shuffle_p", "shuffle_mid_p", "shuffle_variance", "shuffle_assignmen
 
 
 def _shuffles(record: GroupRecord, K: np.ndarray) -> dict[str, float]:
-    """For group-mean advantages of binary rewards: every set of k rollouts as the right ones, ranks by comparison."""
-    R, r = record.R, record.rewards
+    """For group-mean advantages of binary rewards: every set of k rollouts as the right ones that could be, ranks by
+    comparison. K is averaged over equal texts."""
+    R, r, same = record.R, record.rewards, same_texts(record).tolist()
     if not set(r) <= {0.0, 1.0} or not record.mixed:
         return dict.fromkeys(SHUFFLED, NAN)
     k = int(sum(r))
+    K = np.array([[_mean([K[a, b] for a in _of(same, i) for b in _of(same, j)]) for j in range(R)] for i in range(R)])
     factor = np.array(record.weights) / np.array(record.advantages)
-    norms = []
-    for chosen in itertools.combinations(range(R), k):
+
+    def norm(chosen: list[int]) -> float:
         w = factor * (np.isin(range(R), chosen) - k / R)
-        norms.append(w @ K @ w)
-    tie = 1e-9 * max(norms)
-    own = np.array(record.weights) @ K @ np.array(record.weights)
+        return float(w @ K @ w)
+
+    every = [list(chosen) for chosen in itertools.combinations(range(R), k)]
+    right = [i for i in range(R) if r[i]]
+    norms = [norm(chosen) for chosen in every if _like(same, right) == _like(same, chosen)]
+    tie = 1e-9 * max(norm(chosen) for chosen in every)
+    own = norm(right)
+    if len(norms) == 1:
+        return dict.fromkeys(SHUFFLED, NAN) | {"shuffle_assignments": 1.0}
 
     def mid_p(value: float) -> float:
         return _mean([1.0 * (x > value + tie) + 0.5 * (abs(x - value) <= tie) for x in norms])
@@ -99,3 +107,16 @@ def _shuffles(record: GroupRecord, K: np.ndarray) -> dict[str, float]:
         "shuffle_variance": _mean([(mid_p(x) - 0.5) ** 2 for x in norms]),
         "shuffle_assignments": float(len(norms)),
     }
+
+
+def _of(same: list[int], i: int) -> list[int]:
+    """The rollouts with the text of rollout i."""
+    return [j for j in range(len(same)) if same[j] == same[i]]
+
+
+def _like(same: list[int], right: list[int]) -> object:
+    """What chance leaves alone: that equal texts differ, or how often each right text occurs."""
+    texts = [frozenset(_of(same, i)) for i in right]
+    if any(not text <= set(right) for text in texts):
+        return "equal texts differ"
+    return sorted(len(text) for text in set(texts))

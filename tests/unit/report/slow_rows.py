@@ -144,10 +144,11 @@ def _nulls(
     k_N = np.array([sum(r.rewards) if _binary(r) else np.nan for r in records])
     missing = np.full(len(records), np.nan)
     return {
-        "null_effective_rank": np.asarray(spectra.null_orthogonal(weights_NR)),
+        "null_effective_rank": np.array([_of_norms(r, r.rows == "loss", False) for r in records]),
         "null_closed_form": np.asarray(spectra.null_effective_rank(k_N, gram_NRR.shape[-1])),
         "null_distinct": np.array([_of_texts(r) for r in records]) if scores else missing,
-        "null_measured_norms": np.asarray(spectra.null_measured_norms(gram_NRR, weights_NR)) if scores else missing,
+        "null_measured_norms": np.array([_of_norms(r, True, False) for r in records]),
+        "null_both": np.array([_of_norms(r, True, True) for r in records]),
         "null_gaussian": np.array([_gaussian(r, seed) for r in records]) if scores else missing,
     } | {name: np.array([_other_null(r, name, scores, seed) for r in records]) for name in OTHER_NULLS}
 
@@ -162,13 +163,20 @@ def _other_null(record: GroupRecord, name: str, scores: bool, seed: int) -> floa
     """A null of another quantity: `null_<which>_<quantity>`, NaN where it needs scores and there are none."""
     (which,) = (null for null in RANK_NULLS if name.startswith(null))
     of = QUANTITIES[name.removeprefix(f"{which}_")]
-    if which == "null_orthogonal":
-        return float(of(np.abs(record.weights)))
-    if not scores:
-        return float("nan")
-    if which == "null_measured_norms":
-        return float(of(np.sqrt(np.diag(record.gram)) * np.abs(record.weights)))
-    return _gaussian(record, seed, of)
+    if which != "null_gaussian":
+        return _of_norms(record, which != "null_orthogonal" or not scores, which == "null_both", of)
+    return _gaussian(record, seed, of) if scores else float("nan")
+
+
+def _of_norms(
+    record: GroupRecord, measured: bool, merge: bool, quantity: Callable[[Array], object] = spectra.effective_rank
+) -> float:
+    """Orthogonal rows: of the measured norms, or else of norm |w|; `merge`: equal rows are one and the same."""
+    rows, same = rows_behind(record), same_rows(record)
+    norms = np.linalg.norm(rows, axis=1) if measured else np.ones(record.R)
+    weighted = norms if record.rows == "loss" else norms * np.array(record.weights)
+    direction = np.eye(record.R)[same] if merge else np.eye(record.R)
+    return float(quantity(np.linalg.svd(weighted[:, None] * direction, compute_uv=False)))
 
 
 def _gaussian(record: GroupRecord, seed: int, quantity: Callable[[Array], object] = spectra.effective_rank) -> float:

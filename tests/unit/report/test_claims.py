@@ -11,9 +11,10 @@ import pytest
 
 from grpo_sweeps.report.claims import rules
 from grpo_sweeps.report.claims.finding import ESTIMATORS
-from grpo_sweeps.report.claims.rules import CONTRADICTED, HOLDS, UNDECIDED, UNDEFINED
+from grpo_sweeps.report.claims.rules import COMPARED, CONTRADICTED, HOLDS, UNDECIDED, UNDEFINED
 from grpo_sweeps.report.claims.verdicts import NEEDS, claims_frame, claims_markdown, judge_claims
 from grpo_sweeps.report.read.query import load_sweep
+from tests.unit.report.conftest import PAPERS
 
 SPECTRA = ("C7", "C8", "C10")
 
@@ -41,14 +42,23 @@ def sweep_of(write, tmp_path, kind, Rs=(2, 4, 8), **options):
     return verdicts(tmp_path)
 
 
-def test_data_with_the_papers_pairs_confirm_c8_and_c10_and_break_c7(paper):
-    assert paper["C8"].verdict == HOLDS and paper["C10"].verdict == HOLDS
+def test_data_with_the_papers_pairs_confirm_c8_and_break_c7(paper):
+    assert paper["C8"].verdict == HOLDS and paper["C10"].verdict == COMPARED
     assert paper["C7"].verdict == CONTRADICTED  # full rank, if only just
     assert all(f.verdict == HOLDS and f.groups >= rules.MIN_GROUPS for f in paper["C8"].findings)
 
 
-def test_data_with_equal_singular_values_contradict_all_three(full):
-    assert {full[name].verdict for name in SPECTRA} == {CONTRADICTED}
+@pytest.mark.parametrize(("kind", "expected"), [("paper", HOLDS), ("full", CONTRADICTED)])
+def test_table_1_is_judged_on_the_papers_model_task_and_reward_alone(write, tmp_path, kind, expected):
+    own = sweep_of(write, tmp_path / "own", kind, config=PAPERS, model="nemotron_mini_4b")["C10"]
+    assert own.verdict == expected and COMPARED not in {f.verdict for f in own.findings}
+    other = sweep_of(write, tmp_path / "other", kind)["C10"]
+    assert {other.verdict, *(f.verdict for f in other.findings)} == {COMPARED}
+    assert [f.measured for f in other.findings] == [f.measured for f in own.findings]
+
+
+def test_data_with_equal_singular_values_contradict_c7_and_c8(full):
+    assert {full[name].verdict for name in SPECTRA} == {CONTRADICTED, COMPARED}
     c8 = {f.R: f for f in full["C8"].findings}
     assert c8[2].verdict == HOLDS and c8[4].verdict == CONTRADICTED and c8[8].verdict == CONTRADICTED
     assert re.search(r"effective rank 4\.00 \[", c8[4].measured) and "orthogonal scores" in c8[4].null
@@ -58,7 +68,7 @@ def test_data_of_rank_R_minus_1_confirm_c7(write, tmp_path):
     claims = sweep_of(write, tmp_path, "bounded", steps=60)  # 5% is excluded by 150 groups and more
     assert claims["C7"].verdict == HOLDS
     assert all(f.interval.mean == 0 for f in claims["C7"].findings)
-    assert claims["C8"].verdict == CONTRADICTED and claims["C10"].verdict == CONTRADICTED
+    assert claims["C8"].verdict == CONTRADICTED and claims["C10"].verdict == COMPARED
 
 
 def test_every_kind_whose_advantages_sum_to_zero_has_a_range_of_slopes():
@@ -68,7 +78,7 @@ def test_every_kind_whose_advantages_sum_to_zero_has_a_range_of_slopes():
 
 def test_few_groups_decide_nothing(write, tmp_path):
     claims = sweep_of(write, tmp_path, "full", steps=2)
-    assert {claims[name].verdict for name in (*SPECTRA, "C5", "Shuffled") if name != "C8"} == {UNDECIDED}
+    assert {claims[name].verdict for name in ("C7", "C5", "Shuffled")} == {UNDECIDED}
 
 
 def test_few_groups_far_from_two_contradict_it_and_few_near_it_decide_nothing(write, tmp_path):
@@ -88,10 +98,44 @@ def test_one_R_with_few_groups_leaves_a_claim_open_unless_another_breaks_it(writ
     assert verdicts(tmp_path, "t")["C8"].verdict == CONTRADICTED
 
 
-def test_R_2_alone_cannot_confirm_c8_nor_c10(write, tmp_path):
-    claims = sweep_of(write, tmp_path, "paper", Rs=(2,), steps=40)
-    assert [f.verdict for f in claims["C8"].findings] == [HOLDS]
+@pytest.mark.parametrize("Rs", [(2,), (4,), (8,), (2, 8), (4, 8)])
+def test_for_every_R_is_not_confirmed_without_each_R_of_the_table(write, tmp_path, Rs):
+    claims = sweep_of(write, tmp_path, "paper", Rs=Rs, steps=40, config=PAPERS, model="llama_nemotron_nano_4b")
+    assert {f.verdict for f in claims["C8"].findings} == {HOLDS}
     assert claims["C8"].verdict == UNDECIDED and claims["C10"].verdict == UNDECIDED
+    assert any("needs R = 2, 4, 8 together" in remark for remark in claims["C8"].remarks)
+    assert not any(f"same rule: {HOLDS}" in remark for remark in claims["C8"].remarks)
+
+
+def repeated(record):
+    """Two texts, orthogonal scores of equal norm: the effective rank is 2 at any R, and would be 4 k (R - k) / R."""
+    if not record.mixed or record.R == 2:
+        return record
+    k = record.R // 2
+    rewards = np.arange(record.R) < k
+    advantages = rewards - 0.5
+    same = np.where(rewards, 0, k)
+    return dataclasses.replace(
+        record, rewards=tuple(rewards.astype(float)), advantages=tuple(advantages), weights=tuple(advantages / 16),
+        gram=(same[:, None] == same).astype(float), same_as=tuple(same.tolist()),
+    )  # fmt: skip
+
+
+def test_about_2_by_repeated_texts_alone_does_not_hold(write, tmp_path):
+    c8 = sweep_of(write, tmp_path, "paper", change=repeated)["C8"]
+    found = {f.R: f for f in c8.findings}
+    assert {R: round(f.interval.mean, 2) for R, f in found.items() if R > 2} == {4: 2.0, 8: 2.0}
+    assert c8.verdict == UNDECIDED and {found[4].verdict, found[8].verdict} == {UNDECIDED}
+    assert "measured norms 8.00; these and equal texts once 2.00" in found[8].null
+    assert any(remark.startswith("R = 8: about 2 by repeated texts alone") for remark in c8.remarks)
+
+
+@pytest.mark.parametrize("kind", ["paper", "full"])
+def test_about_2_is_not_judged_without_a_zero_sum(write, tmp_path, kind):
+    config = {"estimator._target_": "grpo_sweeps.estimators.reinforce.reinforce"}
+    c8 = sweep_of(write, tmp_path, kind, config=config)["C8"]
+    assert {c8.verdict, *(f.verdict for f in c8.findings)} == {UNDECIDED}
+    assert any(remark.startswith("Not judged: the advantages") for remark in c8.remarks)
 
 
 def test_a_coarse_floor_leaves_low_ranks_and_about_2_open(write, tmp_path):
@@ -117,13 +161,36 @@ def test_failed_controls_withhold_the_verdict(full_sweep, monkeypatch):
     assert c8.verdict == UNDECIDED and any("FAILED" in r for r in c8.remarks)
 
 
-def test_another_model_is_said_to_decide_nothing_about_nemotron(write, tmp_path):
-    write(tmp_path, "n", 4, 0, "paper", config={"model.name": "nemotron_mini_4b"})
-    write(tmp_path, "t", 4, 0, "paper")
-    sentence = "A claim about Nemotron-4B is not decided by another model."
-    for name, said in (("n", False), ("t", True)):
-        for claim in ("C8", "C10"):
-            assert any(sentence in r for r in verdicts(tmp_path, name)[claim].remarks) is said
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ({"model": "nemotron_mini_4b", "config": PAPERS}, ""),
+        ({"model": "llama_nemotron_nano_4b", "config": PAPERS | {"model.name": "mine"}}, ""),
+        ({"config": {"model.name": "my_nemotron_toy"}}, "an architecture that is not recorded"),
+        ({"model": "smollm2_135m", "config": PAPERS | {"model.name": "nemotron_mini_4b"}}, "a llama of 30 layers"),
+        ({"model": "nemotron_mini_4b", "random": True, "config": PAPERS}, "random weights"),
+        ({"model": "nemotron_mini_4b", "config": PAPERS | {"model.random": True}}, "random weights"),
+        ({"model": "nemotron_mini_4b", "config": PAPERS | {"model.lora.r": 8}}, "adapters alone"),
+        ({"model": "nemotron_mini_4b", "config": {"model.name": "nemotron_mini_4b"}}, "task arithmetic"),
+        ({"model": "nemotron_mini_4b", "config": PAPERS | {"reward._target_": "my.coin"}}, "reward my.coin"),
+        ({"model": "nemotron_mini_4b", "config": PAPERS | {"trainer.lr": 0.0}}, "not trained"),
+    ],
+)  # fmt: skip
+def test_the_papers_model_is_told_by_what_was_trained_and_never_by_a_name(write, tmp_path, options, said):
+    for R in (2, 4, 8):
+        write(tmp_path, "s", R, 0, "paper", **options)
+    claims = verdicts(tmp_path)
+    sentence = "A claim about Nemotron-4B is not decided by another model, task or reward."
+    for claim in ("C5", "C8", "C10"):
+        assert any(sentence in r and said in r for r in claims[claim].remarks) is bool(said)
+    assert claims["C10"].verdict == (COMPARED if said else HOLDS)
+
+
+def test_one_run_of_another_kind_makes_the_arm_another(write, tmp_path):
+    for R in (2, 4, 8):
+        write(tmp_path, "s", R, 0, "paper", config=PAPERS, model="nemotron_mini_4b")
+    write(tmp_path, "s", 4, 1, "paper", config=PAPERS, model="nemotron_mini_4b", random=True)
+    assert verdicts(tmp_path)["C10"].verdict == COMPARED
 
 
 def test_c10_prints_the_feasible_ranges_and_counts_impossible_groups(full_sweep, full):
@@ -177,7 +244,7 @@ def test_frame_and_markdown_carry_every_finding(full):
     frame = claims_frame(claims)
     assert len(frame) == len(claims) + sum(len(claim.findings) for claim in claims)
     assert list(frame.loc[frame["R"].isna(), "claim"]) == [claim.id for claim in claims]
-    assert set(frame["verdict"]) <= {HOLDS, CONTRADICTED, UNDECIDED, UNDEFINED, rules.ASKED}
+    assert set(frame["verdict"]) <= {HOLDS, CONTRADICTED, UNDECIDED, UNDEFINED, COMPARED, rules.ASKED}
     text, every = claims_markdown(claims), " (every arm)"
     for claim in claims:
         assert claim.paper in text and f"## {claim.id}{every if claim.id in NEEDS else ''}: {claim.verdict}" in text

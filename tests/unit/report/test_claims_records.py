@@ -7,11 +7,11 @@ import dataclasses
 import numpy as np
 import pytest
 
-from grpo_sweeps.maths.intervals import Interval
 from grpo_sweeps.paper import STATEMENTS
 from grpo_sweeps.report.claims import rules
 from grpo_sweeps.report.claims.gradient import slope
 from grpo_sweeps.report.claims.rules import CONTRADICTED, HOLDS, UNDECIDED, UNDEFINED
+from grpo_sweeps.report.claims.sparsity import fall_of
 from grpo_sweeps.report.claims.verdicts import error_lines, judge_claims
 from grpo_sweeps.report.read.query import load_sweep
 from grpo_sweeps.report.tables.pooled import usable_groups
@@ -58,6 +58,8 @@ def test_the_slope_is_that_of_signal_and_of_noise(write, tmp_path, signal, noise
     found = at(claims["C5"], 8).interval
     assert found.mean == pytest.approx(expected, abs=0.05) and found.low - 0.02 <= expected <= found.high + 0.02
     assert claims["C5"].verdict == HOLDS
+    excluded = any("R = 8: slope 1, a norm in proportion to sigma_r" in remark for remark in claims["C5"].remarks)
+    assert excluded == (expected != 1.0) == ("(1 excluded)" in at(claims["C5"], 8).measured)
 
 
 def test_a_norm_that_knows_no_spread_contradicts_c5(write, tmp_path):
@@ -100,6 +102,13 @@ def test_shuffled_advantages_find_scores_along_the_reward_and_not_noise(write, t
     for R in (4, 8):
         assert at(noise["Shuffled"], R).interval.low < 0.5 < at(noise["Shuffled"], R).interval.high
     assert any("R = 4: one group cannot reach a p-value below 0.25, so never" in r for r in claims["Shuffled"].remarks)
+
+
+def test_advantages_that_depend_on_lengths_are_not_shuffled(write, tmp_path):
+    """Other rewards would give another mean weighted by length: places alone do not say what chance makes."""
+    claims, _ = claims_of(write, tmp_path, scored(2.0), (8,), estimator="opo")
+    assert claims["Shuffled"].verdict == UNDECIDED and at(claims["Shuffled"], 8).groups == 0
+    assert any(remark.startswith("Not tested: this arm's advantages") for remark in claims["Shuffled"].remarks)
 
 
 def test_sums_and_variances_are_exact_and_can_fail(write, tmp_path):
@@ -160,18 +169,64 @@ def test_each_control_can_fail(full_sweep, column):
     assert any(line.startswith("Controls: ERROR: all, R = 4") for line in error_lines(claims))
 
 
-def test_c6_pairs_the_thirds_of_each_run_and_judges_nothing(write, tmp_path):
-    def late_equal(record):
-        if record.step < 20:
+def equal_where(when):
+    """A change of records: groups of equal rewards, without a Gram, in the steps of which `when` is true."""
+
+    def change(record):
+        if not when(record.step):
             return record
         ones = (1.0,) * record.R
         return dataclasses.replace(record, rewards=ones, advantages=(0.0,) * record.R, gram=None)
 
-    claims, _ = claims_of(write, tmp_path, late_equal, (4,), seeds=(0, 1, 2))
+    return change
+
+
+@pytest.mark.parametrize("seeds", [(0,), (0, 1, 2)])
+@pytest.mark.parametrize(
+    ("when", "expected"),
+    [(lambda step: step >= 40, HOLDS), (lambda step: step < 20, CONTRADICTED), (lambda step: False, UNDECIDED)],
+)
+def test_c6_is_that_fewer_advantages_lie_beyond_eps(write, tmp_path, when, expected, seeds):
+    """With one seed by the draw of prompts alone; 4.1(iv)'s share of eps-effective rollouts, at both eps."""
+    claims, _ = claims_of(write, tmp_path, equal_where(when), (4,), steps=60, seeds=seeds)
     found = at(claims["C6"], 4)
-    assert claims["C6"].verdict == UNDEFINED and found.interval.low > 0.5 and "1.000 in the last" in found.measured
-    alone, _ = claims_of(write, tmp_path / "one", late_equal, (4,))
-    assert isinstance(at(alone["C6"], 4).interval, Interval) and not at(alone["C6"], 4).interval.known
+    assert claims["C6"].verdict == found.verdict == expected
+    first, last = (float(found.measured.split("|A| > 0.05: ")[1].split(" ")[i]) for i in (0, 5))
+    groups = load_sweep("s", tmp_path).groups
+    mixed = groups["mixed"].astype(float)
+    assert first == pytest.approx(mixed[groups["step"] < 20].mean(), abs=5e-4)
+    assert last == pytest.approx(mixed[groups["step"] >= 40].mean(), abs=5e-4)
+    assert found.interval.mean == pytest.approx(last - first, abs=1e-3)
+    assert any("The sparse gradient of 5.1 is undefined in the paper" in remark for remark in claims["C6"].remarks)
+
+
+def test_c6_is_not_judged_by_another_estimators_sizes_nor_where_groups_were_discarded(write, tmp_path):
+    late = equal_where(lambda step: step >= 40)
+    claims, _ = claims_of(write, tmp_path / "std", late, (4,), steps=60, estimator="grpo_std")
+    assert claims["C6"].verdict == UNDECIDED and any("eps is a size" in remark for remark in claims["C6"].remarks)
+    claims_of(write, tmp_path / "dapo", late, (4,), steps=60)
+    sweep = load_sweep("s", tmp_path / "dapo")
+    sweep.metrics["resample/discarded_rollouts"] = 4.0
+    (c6,) = [claim for claim in judge_claims(sweep) if claim.id == "C6"]
+    assert c6.verdict == UNDECIDED and any("resampling discarded groups" in remark for remark in c6.remarks)
+
+
+def test_the_interval_of_the_fall_of_rho_covers(write, tmp_path):
+    """Groups drawn anew many times, of prompts that come again."""
+    write(tmp_path, "s", 4, 0, steps=30, evaluate=False)
+    records = load_sweep("s", tmp_path).groups
+    rng, inside, draws = np.random.default_rng(0), 0, 300
+    for _ in range(draws):
+        prompts = rng.integers(40, size=len(records))
+        share = (rng.random(40) < 0.5)[prompts] * 0.5 + 0.5 * (rng.random(len(records)) < 0.4 - 0.01 * records["step"])
+        found = fall_of(records.assign(**{"prompt_id": prompts, "advantage_above_0.05": share}), 0.05, 0.05)[2]
+        inside += found.low <= -0.1 <= found.high  # the last third begins 20 steps after the first
+    assert 0.90 <= inside / draws <= 0.985
+
+
+def test_c6_pairs_the_thirds_of_each_run_for_what_it_shows(write, tmp_path):
+    claims, _ = claims_of(write, tmp_path, equal_where(lambda step: step >= 20), (4,), seeds=(0, 1, 2))
+    assert "all-equal groups" in at(claims["C6"], 4).measured and "1.000 in the last" in at(claims["C6"], 4).measured
 
 
 def policy(write, tmp_path, shift):

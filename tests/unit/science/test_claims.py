@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import itertools
 
 import numpy as np
@@ -10,6 +11,7 @@ import torch
 
 from grpo_sweeps.estimators import reinforce, rloo
 from grpo_sweeps.exact import SoftmaxPolicy, binary
+from grpo_sweeps.paper import SPARSE
 from grpo_sweeps.science import advantages, budget, credit, gradient, scores
 from grpo_sweeps.science.budget import Budget
 from grpo_sweeps.science.claim import EXACT, Estimate, agreement
@@ -33,7 +35,8 @@ def test_exact_claims_hold_to_rounding(prompts, rng):
     found = {c.id: c.judgement for c in claims}
     assert found == {
         "C2": "holds", "C3": "holds", "C4": "holds", "C5": "holds, corrected", "C8": "does not hold", "C9": "undefined",
-        "C14": "holds, corrected", "C15": "does not hold", "C1": "holds, corrected", "C13": "does not hold",
+        "C14": "holds, corrected", "C15": "does not hold", "C1": "holds, corrected",
+        "C13": "holds, corrected: not linear",
         "U1": "holds",
     }  # fmt: skip
     for claim in claims:
@@ -63,7 +66,7 @@ def test_rank_is_not_bounded_by_the_zero_sum(prompts, rng):
 
 
 def test_table_one_is_possible_and_the_hoeffding_entries_are_computed():
-    assert scores.feasible().judgement == "holds, corrected"
+    assert scores.feasible().judgement == "possible"  # numbers of one model: arithmetic can do no more
     rows = {(row["R"], row["eps"]): row["bound"] for row in advantages.hoeffding_rows()}
     assert [round(rows[4, eps], 2) for eps in (0.3, 0.2, 0.1)] == [0.97, 1.45, 1.85]
     assert advantages.hoeffding_table().judgement == "does not hold"
@@ -110,9 +113,46 @@ def test_credit_of_a_single_token_is_uniform():
 def test_ascent_climbs_and_steps_below_the_dtype_change_nothing():
     path = gradient.ascend(SoftmaxPolicy(2, 3, 3, seed=0), [binary(3, 0), binary(3, 1)], 5, 0.5, 4)
     assert all(a.J < b.J for a, b in itertools.pairwise(path))
+    assert path[-1].effective[0.05] == pytest.approx(1 - path[-1].all_equal)  # eps < 1/R: the share of mixed groups
     still = gradient.ascend(SoftmaxPolicy(2, 3, 3, seed=0), [binary(3, 0)], 1, 1e-12, 4)[0]
     assert still.unchanged["bfloat16"] == 1.0 and still.unchanged["float32"] > 0.9
     assert gradient.hoyer(np.eye(9)[0]) == pytest.approx(1) and gradient.hoyer(np.ones(9)) == pytest.approx(0)
+
+
+@pytest.mark.parametrize("start", [0, 1])
+def test_the_share_of_effective_rollouts_rises_below_one_half_and_falls_above(start):
+    """C6: that fewer advantages lie beyond eps over training depends on where the policy starts."""
+    path = gradient.ascend(SoftmaxPolicy(1, 3, 3, seed=0), [binary(3, start)], 60, 0.5, 8)
+    below = [(a, b) for a, b in itertools.pairwise(path) if b.J < 0.5]
+    above = [(a, b) for a, b in itertools.pairwise(path) if a.J > 0.5]
+    assert bool(below) == (start == 1) and above
+    eps = min(SPARSE)  # below 1/R
+    assert all(b.effective[eps] > a.effective[eps] for a, b in below)
+    assert all(b.effective[eps] < a.effective[eps] for a, b in above)
+
+
+def test_equation_23_is_an_identity_that_can_fail_and_so_can_its_bound(monkeypatch):
+    turns = credit.multi_turn(range(4))
+    assert credit.growing_bias(turns).judgement == "holds, corrected: not linear"
+    assert all(credit.identity_error(e) < EXACT and 0 < credit.bound_share(e) <= 1 for e in turns)
+    wrong = [dataclasses.replace(e, action_values_NT=e.action_values_NT * (1 + 1e-6)) for e in turns]
+    assert credit.identity_error(wrong[0]) > EXACT and credit.growing_bias(wrong).judgement == "does not hold"
+    monkeypatch.setattr(credit, "bound_share", lambda e: 1.01)
+    assert credit.growing_bias(turns).judgement == "does not hold"
+
+
+def test_a_spread_that_grows_on_a_line_makes_linear_growth_hold(monkeypatch):
+    monkeypatch.setattr(credit, "stage_bias", lambda e: (np.zeros(4), np.arange(4.0)))
+    assert credit.growing_bias(credit.multi_turn(range(2))).judgement == "holds"
+
+
+def test_a_single_turn_is_not_exact_at_every_position(prompts):
+    claim = credit.growing_bias(credit.multi_turn(range(4)), [o.e for o in prompts])
+    spread = max(credit.in_one_turn(o.e) for o in prompts)
+    assert spread > 0.1 and f"v(s_t) - v(s_0) spreads up to {spread:.2f} of r" in claim.exact
+    for o in prompts:  # the reward comes at the end: nothing is past but v(s_t) - v(s_0)
+        moved = (o.e.values_NT - o.e.J)[o.e.mask_NT]
+        assert float(moved.abs().max()) > 0 and credit.identity_error(o.e) < EXACT
 
 
 def test_an_interval_agrees_or_does_not():

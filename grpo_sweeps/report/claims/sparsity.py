@@ -1,0 +1,136 @@
+"""C6 of arXiv 2606.29238: does sparsity grow over training?
+
+What the paper defines is 4.1(iv), which its appendix calls a bound on sparsity: few rollouts are eps-effective, the
+share being rho_eps = P(|A| > eps). With eps fixed beforehand (`paper.SPARSE`) "grows" is "rho_eps falls".
+It is judged from the first to the last third of the steps, over all groups, all-equal ones included. The sparse
+gradient of 5.1 has no definition: what it may mean is shown and not judged.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import pandas as pd
+
+from grpo_sweeps.maths.intervals import Interval, mean_over, paired_difference
+from grpo_sweeps.paper import SPARSE, STATEMENTS
+from grpo_sweeps.publish.formats import with_interval
+from grpo_sweeps.report.claims import rules
+from grpo_sweeps.report.claims.finding import UNKNOWN, Claim, Finding, nothing
+from grpo_sweeps.report.claims.rules import CONTRADICTED, HOLDS, UNDECIDED, all_of
+from grpo_sweeps.report.read.query import Sweep
+from grpo_sweeps.report.tables.layers import measured_updates
+from grpo_sweeps.report.tables.pooled import clusters, discarded
+
+READINGS = {
+    "update/changed_share": "weights that a step changes",
+    "update/changed_share_float32": "in float32",
+    "gradient/hoyer": "Hoyer sparsity of the gradient",
+    "update/hoyer": "of the update",
+}
+NOT_RECORDED = (
+    "Nothing else of that name is in these records: with analysis.update_every above 0 a run keeps the Hoyer sparsity "
+    "of the gradient and the share of weights that a step changes, in the training precision and in float32."
+)
+RECORDED = (
+    "Beside it the share of weights that a step changes, in the training precision and in the optimiser's float32, and "
+    "the Hoyer sparsity (0: all entries of one size, 1: one alone is not 0) of the step's whole gradient before "
+    "clipping and of the change of the weights. One can rise while another falls. Steps without a "
+    "gradient move nothing and take no part in these."
+)
+
+
+def c6(arm: str, kind: str, records: dict[int, pd.DataFrame], sweep: Sweep, alpha: float) -> Claim:
+    """`records`: all groups by R. kind: as for `c2`."""
+    whole = discarded(sweep.metrics[sweep.metrics["arm"] == arm]) == 0
+    judged = whole and kind == "group mean"
+    findings = tuple(_c6_at(R, g, measured_updates(sweep, arm, R), alpha, judged) for R, g in records.items())
+    measured = any(len(measured_updates(sweep, arm, R)) for R in records)
+    remarks = [
+        "Judged is 4.1(iv): rho_eps = P(|A| > eps) over all rollouts, at "
+        f"{' and '.join(f'eps = {eps:g}' for eps in SPARSE)}. It falls where both intervals lie below 0; it does not "
+        "where one lies above 0. Where eps < 1/R and rewards are 0 and 1 rho is the share of mixed groups, which must "
+        "rise where p starts below one half and learns.",
+        "The sparse gradient of 5.1 is undefined in the paper: one factor a group cannot make a dense score sparse. "
+        "The share of all-equal groups, which have no gradient, is one thing it may mean; it is shown, not judged.",
+        RECORDED if measured else NOT_RECORDED,
+        "First and last third of each run's steps. The intervals of rho are over groups, clustered by prompt and seed; "
+        "with one seed they cover the draw of prompts alone. The other intervals are over runs, paired, clustered by "
+        "seed, and with one seed there is none.",
+    ]
+    if kind != "group mean":
+        remarks.append("Not judged: eps is a size of the group mean's advantages, this arm's estimator has others.")
+    if not whole:
+        remarks.append("Not judged: resampling discarded groups of equal rewards, which are among those that count.")
+    return Claim("C6", arm, STATEMENTS["C6"].brief, all_of([f.verdict for f in findings]), findings, tuple(remarks))
+
+
+def third_of_run(records: pd.DataFrame) -> pd.Series:
+    """-1 in the first third of its run's steps, 1 in the last, 0 between and in a run of less than three steps."""
+    low, high = (records.groupby("run")["step"].transform(end) for end in ("min", "max"))
+    width = (high - low + 1) // 3
+    return (records["step"] > high - width).astype(int) - (records["step"] < low + width).astype(int)
+
+
+def fall_of(records: pd.DataFrame, eps: float, alpha: float) -> tuple[float, float, Interval]:
+    """rho_eps in the first and in the last third, and the change, its interval by the moves of the two means."""
+    share, third = records[f"advantage_above_{eps}"].astype(float), third_of_run(records)
+    first, last = share[third == -1], share[third == 1]
+    if not len(first) or not len(last):
+        return float("nan"), float("nan"), UNKNOWN
+    ends = records[third != 0]
+    moves = np.where(third == 1, (share - last.mean()) / len(last), (first.mean() - share) / len(first))
+    around = mean_over(len(ends) * moves[third != 0], clusters(ends), alpha)
+    change = float(last.mean() - first.mean())
+    interval = Interval(change, change + around.low, change + around.high, len(ends), around.clusters)
+    return float(first.mean()), float(last.mean()), interval
+
+
+def thirds(records: pd.DataFrame, column: str) -> pd.DataFrame:
+    """One row per run: mean of a column over the first and over the last third of its steps, and the seed."""
+    rows = []
+    for run, part in records.groupby("run"):
+        low, high = int(part["step"].min()), int(part["step"].max()) + 1
+        if high - low < 3:
+            continue
+        width = (high - low) // 3
+        values = part[column].astype(float)
+        first, last = values[part["step"] < low + width], values[part["step"] >= high - width]
+        rows.append((run, part["seed"].iloc[0], float(first.mean()), float(last.mean())))
+    return pd.DataFrame(rows, columns=["run", "seed", "first", "last"]).dropna()
+
+
+def _c6_at(R: int, records: pd.DataFrame, metrics: pd.DataFrame, alpha: float, judged: bool) -> Finding:
+    shares = thirds(records.copy().assign(equal=~records["mixed"].astype(bool)), "equal")
+    if not len(shares):
+        return nothing(R)
+    falls = {eps: fall_of(records, eps, alpha / len(SPARSE)) for eps in SPARSE}
+    said = [
+        f"|A| > {eps:g}: {first:.3f} in the first third, {last:.3f} in the last, change "
+        f"{with_interval(change.mean, change.low, change.high, 3)}"
+        for eps, (first, last, change) in falls.items()
+    ]
+    runs = f"{len(shares)} run{'s' if len(shares) > 1 else ''}"
+    said.append(_words(shares, "all-equal groups")[1])
+    for name, words in READINGS.items():
+        found = thirds(metrics, name) if name in metrics else shares.iloc[:0]
+        if len(found):
+            said.append(_words(found, words)[1])
+    changes = [change for _, _, change in falls.values()]
+    verdict = _verdict(changes) if judged else UNDECIDED
+    return Finding(R, len(records), f"{'; '.join(said)} ({runs})", "no change 0", verdict, changes[0], "rho falls")
+
+
+def _verdict(changes: list[Interval]) -> str:
+    if min(change.n for change in changes) < 2 * rules.MIN_GROUPS:
+        return UNDECIDED
+    if any(change.known and change.low > 0 for change in changes):
+        return CONTRADICTED
+    return HOLDS if all(change.known and change.high < 0 for change in changes) else UNDECIDED
+
+
+def _words(ends: pd.DataFrame, what: str) -> tuple[Interval, str]:
+    change = paired_difference(ends["first"], ends["last"], ends["seed"])
+    return change, (
+        f"{what} {ends['first'].mean():.3f} in the first third, {ends['last'].mean():.3f} in the last, change "
+        f"{with_interval(change.mean, change.low, change.high, 3)}"
+    )
