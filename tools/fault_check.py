@@ -16,11 +16,11 @@ from typing import Any
 import numpy as np
 import pyarrow.parquet as pq
 
+from grpo_sweeps.tracking.lines import is_timing
 from grpo_sweeps.tracking.local import read_completions, read_evals, read_groups, read_metrics
 from grpo_sweeps.tracking.status import read_status
 
-CLOCK = ("time", "step_time")  # what a clock says is not a result
-ONCE = ("time/", "gram_forms/")  # nor is what is said with the first step after a start
+ONCE = ("time/", "gram_forms/")  # said with the first step after a start
 KEYS = {
     "grams": ("step", "prompt_id", "group"),
     "completions": ("step", "prompt_id", "group", "rollout"),
@@ -119,7 +119,7 @@ def _repeated(run: Path) -> int:
 
 def _metric_difference(run: Path, reference: Path) -> float:
     one, other = read_metrics(run).set_index("step"), read_metrics(reference).set_index("step")
-    names = [name for name in other if name not in CLOCK and not str(name).startswith(ONCE)]
+    names = [n for n in other if not (n == "time" or is_timing(str(n)) or str(n).startswith(ONCE))]  # no clock's
     both = one.reindex(index=other.index, columns=names)
     return _largest(both.to_numpy(), other[names].to_numpy())
 

@@ -20,6 +20,7 @@ from grpo_sweeps.loop.scoring import scored
 from grpo_sweeps.loop.setup import Setup, prepare
 from grpo_sweeps.loop.step import backward, training_step
 from grpo_sweeps.loop.train import train
+from grpo_sweeps.spectra import null_measured_norms
 from grpo_sweeps.tracking.local import read_groups, read_metrics
 
 MakeConfig = Callable[..., RunConfig]
@@ -191,6 +192,9 @@ def test_the_record_of_a_step(make_config: MakeConfig, ratio: str) -> None:
     assert [g.gram is None for g in result.groups] == [g.gram is None for g in plain.groups]
     names = [name for name in plain.metrics if name.startswith("spectral/")]
     assert len(names) >= 8
+    names.remove("spectral/null_effective_rank")  # rows of the loss have norms of their own
+    own = [null_measured_norms(g.gram) for g in result.groups if g.gram is not None]
+    assert result.metrics["spectral/null_effective_rank"] == pytest.approx(np.mean(own))
     for name in names:  # of the same matrix: at the sampling policy the rows are w_i psi_i
         assert result.metrics[name] == pytest.approx(plain.metrics[name], rel=1e-3), name
     assert not any(name.startswith("scores/") for name in result.metrics)
