@@ -27,11 +27,11 @@ from grpo_sweeps.benchmarks.setup import (
     MODELS,
     check_choice,
     check_positive,
-    device_of,
     environment,
     free_memory,
     model_config,
     one_line,
+    prepare,
     random_model,
     spread,
     synchronize,
@@ -76,9 +76,7 @@ class Timed:
 def run(options: RolloutOptions, command: str) -> int:
     """Measure, print a table, write the JSON file where one is asked for; 1 where no subject could be measured."""
     subjects = _checked(options)
-    if options.threads:
-        torch.set_num_threads(options.threads)
-    device = device_of(options.device)
+    device = prepare(options)
     config = model_config(options.model)
     model = random_model(config, options.dtype, device).eval()
     rows = _prompts(options, config.vocab_size)

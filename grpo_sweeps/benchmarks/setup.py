@@ -9,7 +9,7 @@ import statistics
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 import transformers
@@ -36,7 +36,17 @@ def check_model(options: ModelOptions) -> None:
     check_choice("form", options.form, FORMS)
 
 
-def prepare(options: ModelOptions) -> torch.device:
+class Placed(Protocol):
+    """Options that say where a benchmark runs."""
+
+    @property
+    def device(self) -> str: ...
+
+    @property
+    def threads(self) -> int: ...
+
+
+def prepare(options: Placed) -> torch.device:
     """Set the threads; the device to work on."""
     if options.threads:
         torch.set_num_threads(options.threads)

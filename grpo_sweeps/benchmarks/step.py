@@ -25,7 +25,6 @@ from grpo_sweeps.benchmarks.setup import (
     NotInstalled,
     check_choice,
     check_positive,
-    device_of,
     environment,
     free_memory,
     one_line,
@@ -33,6 +32,7 @@ from grpo_sweeps.benchmarks.setup import (
     synchronize,
     write_json,
 )
+from grpo_sweeps.benchmarks.setup import prepare as on_device
 from grpo_sweeps.cli import aligned
 from grpo_sweeps.config import RunConfig
 from grpo_sweeps.config.checks import check
@@ -73,9 +73,7 @@ def run(options: StepOptions, command: str) -> int:
         check_choice("subjects", name, SUBJECTS)
     check_choice("model", options.model, sorted(path.stem for path in (conf_dir() / "model").glob("*.yaml")))
     check_positive(prompts=options.prompts, R=options.R, new=options.new, steps=options.steps, repeats=options.repeats)
-    if options.threads:
-        torch.set_num_threads(options.threads)
-    device = device_of(options.device)
+    device = on_device(options)
     timed = _measure(options, device)
     result = environment("step", command, options, device)
     result["rows"] = {name: one.as_json() for name, one in timed.items()}

@@ -281,6 +281,17 @@ class Reference:
 
 
 @contextmanager
+def evaluating(model: nn.Module) -> Iterator[None]:
+    """The model is in evaluation mode inside; afterwards in the mode in which it was."""
+    was_training = model.training
+    model.eval()
+    try:
+        yield
+    finally:
+        model.train(was_training)
+
+
+@contextmanager
 def in_float32(model: nn.Module) -> Iterator[None]:
     """The model computes in float32 inside, on the values that its parameters have; afterwards it is as it was.
 

@@ -4,7 +4,9 @@ stands."""
 from __future__ import annotations
 
 import time
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 from grpo_sweeps.config import RunConfig, to_mapping
 from grpo_sweeps.loop.evaluate import evaluate
@@ -14,6 +16,7 @@ from grpo_sweeps.loop.progress import RunProgress
 from grpo_sweeps.loop.results import relative_entropy
 from grpo_sweeps.loop.setup import Setup, due, prepare
 from grpo_sweeps.loop.watch import Stopped, Watch
+from grpo_sweeps.tracking.lines import SAMPLER
 from grpo_sweeps.tracking.local import LocalRecord, read_metrics, read_status
 from grpo_sweeps.tracking.model import write_model
 from grpo_sweeps.tracking.status import FILE_NAME as STATUS
@@ -21,8 +24,6 @@ from grpo_sweeps.tracking.status import seconds_since_start
 from grpo_sweeps.tracking.symptoms import Course, known
 
 NOT_TRAINED_ON = ("resample/discarded_rollouts", "value/continuations")  # what a step draws beside its own rollouts
-
-SAMPLER = "sampler/"  # begins the metric, 1 at every step, that names the engine which drew its rollouts
 
 
 def train(config: RunConfig, run_dir: Path, watch: Watch | None = None, name: str = "") -> None:
@@ -51,13 +52,14 @@ def train(config: RunConfig, run_dir: Path, watch: Watch | None = None, name: st
     if done > total:
         return  # the folder holds a longer run than was asked for
     label = name or f"R={config.R} seed={config.seed}"
-    if sentence := _other_sampler(setup, run_dir, done):
-        watch.note(sentence)
     with LocalRecord(run_dir) as record, RunProgress(label, total, done) as progress:
         record.truncate_after(done - 1)  # what an interrupted run wrote past its checkpoint is done again
         write_model(run_dir, setup.policy.model.config.to_dict(), config.model.random)
         watch.begin(done)
-        course = _course(config, run_dir)
+        logged = read_metrics(run_dir).to_dict("records")
+        if sentence := _other_sampler(setup, logged, done):
+            watch.note(sentence)
+        course = _course(config, run_dir, logged)
         try:
             for step in range(done, total):
                 if due(step, config.trainer.eval_every):
@@ -104,20 +106,21 @@ def _forms(setup: Setup) -> dict[str, float]:
     return {f"gram_forms/{form}": count / sum(taken.values()) for form, count in taken.items()}
 
 
-def _other_sampler(setup: Setup, run_dir: Path, done: int) -> str:
-    """A sentence where the step before the next one was drawn by another engine."""
-    rows = [row for row in read_metrics(run_dir).to_dict("records") if row["step"] < done]
-    names = [[str(name) for name, value in row.items() if str(name).startswith(SAMPLER) and value == 1] for row in rows]
+def _other_sampler(setup: Setup, logged: Sequence[Mapping[Any, Any]], done: int) -> str:
+    """A sentence where the last step that was done was drawn by another engine."""
+    names = [
+        [str(name) for name, value in row.items() if str(name).startswith(SAMPLER) and value == 1] for row in logged
+    ]
     last = next((found[0].removeprefix(SAMPLER) for found in reversed(names) if found), setup.sampler.name)
     if last == setup.sampler.name:
         return ""
     return f"rollouts are sampled by {setup.sampler.name} from step {done} on, and were by {last} before"
 
 
-def _course(config: RunConfig, run_dir: Path) -> Course:
-    """The run up to its checkpoint, and what its status says of it already."""
+def _course(config: RunConfig, run_dir: Path, logged: Sequence[Mapping[Any, Any]]) -> Course:
+    """The run up to its checkpoint, as it was logged, and what its status says of it already."""
     course = Course(to_mapping(config))
-    for row in read_metrics(run_dir).to_dict("records"):
+    for row in logged:
         course.add(known(row))
     if (run_dir / STATUS).is_file():
         course.said(read_status(run_dir).notes)

@@ -27,6 +27,7 @@ from grpo_sweeps.sweep import preflight
 from grpo_sweeps.sweep.execute import LOG_FILE, RunResult, Signals, execute
 from grpo_sweeps.sweep.ledger import status_or_none
 from grpo_sweeps.sweep.plan import Plan, PlannedRun, gpus_of
+from grpo_sweeps.tracking.lines import SAMPLER
 from grpo_sweeps.tracking.status import seconds_since_start
 from grpo_sweeps.tracking.symptoms import NAMED, known, percent, symptoms
 from grpo_sweeps.types import ConfigError, GroupRecord
@@ -316,7 +317,7 @@ def _measured(flight: Flight) -> list[str]:
     if forms:
         by = (f"{percent(share)} by {name.removeprefix('gram_forms/')}" for name, share in forms.items())
         lines += _item("Gram of weights", ", ".join(by))
-    samplers = [name.removeprefix("sampler/") for name in rows[0] if name.startswith("sampler/")]
+    samplers = [name.removeprefix(SAMPLER) for name in rows[0] if name.startswith(SAMPLER)]
     lines += _item("sampled by", f"the {samplers[0]} engine") if samplers else []
     return lines + _item(f"{config.model.dtype}"[: LABEL - 1], _precision(flight))
 

@@ -89,13 +89,14 @@ def _row(run_dir: Path, jobs: frozenset[str]) -> Row:
     state, error_text = _state(status, jobs)
     lines, damage = last_lines(run_dir / METRICS)
     steps = _by_step(lines)
-    recent = [steps[step] for step in sorted(steps)][-PACE_STEPS:]
+    in_order = [steps[step] for step in sorted(steps)]
+    recent = in_order[-PACE_STEPS:]
     parts = [name for name in (recent[-1] if recent else {}) if name.startswith("time/")]
     answer = job_of(status, jobs) if status.state not in ("finished", "failed") else None
     waits = answer is not None and answer.alive and state == "queued"
     return Row(
         run_dir.parent.name, status.identity or run_dir.name, status.name, state, status.step, status.total,
-        pace_s=step_seconds([steps[step] for step in sorted(steps)], PACE_STEPS),
+        pace_s=step_seconds(in_order, PACE_STEPS),
         tokens_per_second=median_of(recent, "sampling/tokens_per_second"),
         parts_s={name.removeprefix("time/"): median_of(recent, name) or 0.0 for name in parts},
         memory_gib=_last(steps, "memory/peak_gib"),

@@ -82,7 +82,7 @@ class SlotCache(Cache):
         self, key_states: Tensor, value_states: Tensor, layer_idx: int, *args: Any, **kwargs: Any
     ) -> tuple[Tensor, Tensor]:
         self.layer = layer_idx
-        return key_states, value_states
+        return super().update(key_states, value_states, layer_idx, *args, **kwargs)
 
 
 @dataclass(frozen=True)
@@ -116,9 +116,9 @@ class DecodeStep:
         self._state = state_of(policy)
         self._compiles = policy.device.type == COMPILED_ON
 
-    def follow(self, policy: Policy) -> str:
+    def follow(self) -> str:
         """Forget what was recorded if it no longer holds; a word on what changed, empty where nothing did."""
-        now = state_of(policy)
+        now = state_of(self.policy)
         changed = ", ".join(name for name, value in now.items() if value != self._state[name])
         if changed:
             used = bool(self._replays)
@@ -181,12 +181,6 @@ class DecodeStep:
     def take(self, tokens_B: Tensor) -> None:
         """The tokens of the first rows that the step takes next."""
         self.tokens_B1[: len(tokens_B), 0].copy_(tokens_B)
-
-    @property
-    def nbytes(self) -> int:
-        """Bytes of all slots."""
-        layers = self._cache.layers if self._cache is not None else []
-        return sum(layer.keys.nbytes + layer.values.nbytes for layer in layers)
 
     def _new_cache(self, read: Read) -> SlotCache:
         def slots(like: Tensor) -> Tensor:  # zeros, never garbage: what is not seen is multiplied by 0
@@ -282,9 +276,7 @@ def state_of(policy: Policy) -> dict[str, Any]:
     model = policy.model
     tensors = itertools.chain(model.parameters(), model.buffers())
     adapters = [
-        (tuple(m.active_adapters), m.disable_adapters, m.merged, tuple(m.scaling.items()))
-        for m in model.modules()
-        if hasattr(m, "merged")
+        (tuple(m.active_adapters), m.disable_adapters, m.merged, tuple(m.scaling.items())) for m in lora_layers(model)
     ]
     return {
         "the weights' place or dtype": [(t.data_ptr(), t.dtype) for t in tensors],
@@ -293,14 +285,17 @@ def state_of(policy: Policy) -> dict[str, Any]:
     }
 
 
+def lora_layers(model: nn.Module) -> list[Any]:
+    return [module for module in model.modules() if hasattr(module, "merged")]
+
+
 @contextmanager
 def compiled_regions(model: nn.Module) -> Iterator[None]:
     """Norms, MLPs and the rotary function run compiled inside, and as they were afterwards.
 
     A compiled forward that stayed would not be measured by GradientGram, and would change log-probabilities in silence.
     """
-    lora = any(hasattr(m, "merged") for m in model.modules())
-    kinds = ("RMSNorm", "LayerNorm1P") if lora else ("RMSNorm", "LayerNorm1P", "MLP")
+    kinds = ("RMSNorm", "LayerNorm1P") if lora_layers(model) else ("RMSNorm", "LayerNorm1P", "MLP")
     compiled: dict[type, Callable[..., Any]] = {}
     with ExitStack() as stack:
         stack.enter_context(recompilations(VARIANTS))

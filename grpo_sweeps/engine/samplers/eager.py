@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Sequence
+from functools import partial
 from typing import Any
 
 import torch
@@ -15,7 +16,7 @@ from torch import Tensor
 from transformers import DynamicCache
 
 from grpo_sweeps.config import RolloutConfig
-from grpo_sweeps.engine.policy import Policy
+from grpo_sweeps.engine.policy import Policy, evaluating
 from grpo_sweeps.engine.rollouts import Rollout, completion_text
 from grpo_sweeps.engine.samplers.draw import draw, uniforms
 from grpo_sweeps.engine.samplers.endings import Endings
@@ -43,16 +44,12 @@ class EagerSampler:
     ) -> list[Rollout]:
         """One completion for each row of `prompt_ids`, `config.batch` rows at a time; see `SamplerEngine.sample`."""
         policy = self.policy
-        was_training = policy.model.training
-        policy.model.eval()
-        try:
+        with evaluating(policy.model):
             rollouts: list[Rollout] = []
             for start in range(0, len(prompt_ids), config.batch):
                 rows = slice(start, start + config.batch)
                 rollouts += _Batch(policy, prompt_ids[rows], seeds[rows], config, stop, greedy).run(share_prompts)
             return rollouts
-        finally:
-            policy.model.train(was_training)
 
 
 class _Batch:
@@ -128,20 +125,20 @@ class _Batch:
 
     def _still_running(self, next_B: Tensor, t: int) -> Tensor:
         """Positions (in the current tensors) of rows that go on; the others get their length."""
-        ids, watch = self.endings.ids, self.endings.watch
         tokens = next_B.tolist()
         running = []
         for position, row in enumerate(self.alive.tolist()):
             if self.stopped[row]:
                 continue
-            if tokens[position] in ids or (tokens[position] in watch and self._has_stop(row, t)):
+            if self.endings.end(tokens[position], partial(self._tokens, row, t + 1)):
                 self.stopped[row], self.lengths[row] = True, t + 1
             else:
                 running.append(position)
         return torch.tensor(running, dtype=torch.long, device=next_B.device)
 
-    def _has_stop(self, row: int, t: int) -> bool:
-        return self.endings.has_stop(self.tokens_BT[row, : t + 1].tolist())
+    def _tokens(self, row: int, number: int) -> list[int]:
+        """The first tokens of a row."""
+        return self.tokens_BT[row, :number].tolist()
 
     def _rollouts(self) -> list[Rollout]:
         tokens, logprobs = self.tokens_BT.cpu(), self.logprobs_BT.cpu().numpy()

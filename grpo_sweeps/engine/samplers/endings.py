@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import lru_cache
 from typing import Any
 
@@ -23,11 +23,12 @@ class Endings:
         self.ids = frozenset([*policy.eos_ids, *_special_stops(self.tokenizer, self.stop)])
         self.watch = _ids_with_last_character(self.tokenizer, self.stop)
 
-    def end(self, ids: Sequence[int]) -> bool:
-        """Whether the rollout ends with the last of its tokens, given that it did not end before."""
-        return ids[-1] in self.ids or (ids[-1] in self.watch and self.has_stop(ids))
+    def end(self, token: int, so_far: Callable[[], Sequence[int]]) -> bool:
+        """Whether a rollout that did not end before ends with this token. `so_far`: all its tokens, this one included;
+        asked for only where the text has to be searched."""
+        return token in self.ids or (token in self.watch and self._has_stop(so_far()))
 
-    def has_stop(self, ids: Sequence[int]) -> bool:
+    def _has_stop(self, ids: Sequence[int]) -> bool:
         text = self.tokenizer.decode(list(ids), skip_special_tokens=True)
         return any(stop in text for stop in self.stop)
 

@@ -10,15 +10,15 @@ from __future__ import annotations
 import logging
 from collections import deque
 from collections.abc import Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import numpy as np
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from grpo_sweeps.config import RolloutConfig
-from grpo_sweeps.engine.policy import Policy
+from grpo_sweeps.engine.policy import Policy, evaluating
 from grpo_sweeps.engine.rollouts import Rollout, completion_text
 from grpo_sweeps.engine.samplers.decode import PROMPT_TOKENS, DecodeStep, Read, Recorder, cuda_graph
 from grpo_sweeps.engine.samplers.draw import draw, uniforms
@@ -64,7 +64,7 @@ class GraphSampler:
         rows = min(config.batch, len(prompts))
         longest = max(map(len, prompts)) + config.max_new_tokens + LOOK
         drawn_BT = None if greedy else uniforms(seeds, config.max_new_tokens)
-        with _evaluating(self.policy.model), _current(self.policy.device):
+        with evaluating(self.policy.model), _current(self.policy.device):
             step = self._step_for(rows, longest)
             return _Call(self.policy, step, rows, prompts, drawn_BT, config, Endings(self.policy, stop)).run()
 
@@ -76,7 +76,7 @@ class GraphSampler:
             slots, length = (max(rows, step.slots), max(longest, step.length)) if step else (rows, longest)
             del step
             self.step = step = DecodeStep(self.policy, slots, length, self.record)
-        elif changed := step.follow(self.policy):
+        elif changed := step.follow():
             log.info("the decode step is recorded anew, since %s changed", changed)
         return step
 
@@ -183,7 +183,8 @@ class _Call:
     def _cut(self, i: int, candidates: np.ndarray) -> bool:
         """Whether row i ends at one of these of its tokens; what it drew after that is forgotten."""
         for t in candidates:
-            if t < self.drawn_N[i] and self.endings.end(self.tokens_NT[i, : t + 1].tolist()):
+            token = int(self.tokens_NT[i, t])
+            if t < self.drawn_N[i] and self.endings.end(token, self.tokens_NT[i, : t + 1].tolist):
                 self.drawn_N[i], self.by_itself[i] = t + 1, True
                 return True
         return False
@@ -209,13 +210,3 @@ def _parts(prompts: list[tuple[int, ...]], tokens: int) -> Iterator[list[tuple[i
 def _current(device: torch.device) -> AbstractContextManager[Any]:
     """Streams, graphs and Triton's launches are of the current device."""
     return torch.cuda.device(device) if device.type == "cuda" else nullcontext()
-
-
-@contextmanager
-def _evaluating(model: nn.Module) -> Iterator[None]:
-    was_training = model.training
-    model.eval()
-    try:
-        yield
-    finally:
-        model.train(was_training)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import dataclasses
 from collections.abc import Callable
 from typing import Any
@@ -403,8 +404,6 @@ def scaled(model: Any, scale: float) -> None:
 
 
 def copy_of(model: nn.Module) -> Any:
-    import copy
-
     return copy.deepcopy(model)
 
 
