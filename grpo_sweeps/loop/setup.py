@@ -102,7 +102,8 @@ def prepare(config: RunConfig, say: Callable[[str], None] = _silent) -> Setup:
     reference = Reference(policy.model) if config.objective.kl_beta > 0 else None
     gram = GradientGram(policy.model) if config.analysis.every else None
     if gram is not None:  # compilers work while the first rollouts are sampled
-        gram.expect([(VERIFIED_ROWS, 1), (config.R, micro_batch_groups(config))])
+        expected = [(VERIFIED_ROWS, 1), (config.R, micro_batch_groups(config))]
+        gram.expect(expected, cross_groups=config.analysis.check_every > 0)
     optimizer = MasterAdamW(policy.model.parameters(), config.trainer)
     critic = _critic(config, policy) if config.objective.critic else None
     return Setup(

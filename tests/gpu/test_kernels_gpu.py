@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from grpo_sweeps.engine.gram.layout import RowLayout, SlotPlan
-from grpo_sweeps.engine.gram.linear import WeightSums, why_not
+from grpo_sweeps.engine.gram.linear import WeightSums, kernels, why_not
 from grpo_sweeps.engine.gram.measurement import Reduction
 from grpo_sweeps.engine.gram.recorder import Workspace
 
@@ -114,3 +114,25 @@ def test_norm_rows_against_float64(dtype, T, H, centred, bias):
     if bias:
         expected = torch.stack([expected, gy.double().sum(1)], dim=1)
     assert float((found - expected).abs().max() / expected.abs().max()) < 2e-6
+
+
+@pytest.mark.parametrize("units", [(28,), (6, 6), (12, 12)])
+def test_variants_that_were_begun_are_those_that_are_launched(units):
+    """Each launch finds its variant in Triton's store: none is compiled a second time, in the middle of a step."""
+    onepass, device, dtype = kernels("onepass"), torch.device("cuda"), torch.bfloat16
+    layout = RowLayout.build(units, torch.randn(sum(units)), False, device)
+    plan = SlotPlan.of(layout)
+    onepass.begin(plan, dtype, device)
+    for thread in list(onepass._compiling.values()):
+        thread.join()
+    stores = [launcher.kernel.device_caches[0][0] for launcher in (onepass.launch_gram, onepass.launch_cross)]
+    before = [len(store) for store in stores]
+    y, x = (torch.randn(layout.rows, 24, n, device=device).to(dtype) for n in (128, 256))
+    weight = torch.empty(128, 256, dtype=dtype, device=device)
+    sums = WeightSums(layout, plan, weight, "onepass", 2**16, Workspace())
+    for low in (0, 64):
+        sums.add(y[:, :, low : low + 64], x, low)
+    sums.partial()
+    torch.cuda.synchronize()
+    assert [len(store) for store in stores] == before
+    assert not onepass._compiling

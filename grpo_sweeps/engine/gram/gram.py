@@ -64,10 +64,10 @@ class GradientGram:
         self.recompute = Recompute(model)
         self.options = GramOptions(form, block_bytes or block_bytes_for(self.device), Workspace())
 
-    def expect(self, groups: Sequence[tuple[int, int]]) -> None:
-        """Begin to compile, in the background, the kernels for blocks of these groups, (rows per group, groups)
-        each."""
-        begin_compiling(groups, self._dtype(), self.device)
+    def expect(self, groups: Sequence[tuple[int, int]], cross_groups: bool = False) -> None:
+        """Begin to compile, in the background, the kernels for blocks of these groups, (rows per group, groups) each;
+        cross_groups: for blocks that measure the products between groups too."""
+        begin_compiling(groups, cross_groups, self._dtype(), self.device)
 
     @property
     def forms_taken(self) -> dict[str, int]:

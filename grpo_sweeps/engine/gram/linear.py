@@ -33,6 +33,7 @@ from grpo_sweeps.engine.gram.layout import (
     RowLayout,
     SlotPlan,
     accumulation_dtype,
+    plan_for,
     squared_norm,
     wide_mm,
 )
@@ -72,12 +73,23 @@ def kernels(name: Literal["onepass", "fused", "norm_rows"]) -> ModuleType | None
     return module
 
 
-def begin_compiling(groups: Sequence[tuple[int, int]], dtype: torch.dtype, device: torch.device) -> None:
+def begin_compiling(
+    groups: Sequence[tuple[int, int]], cross_groups: bool, dtype: torch.dtype, device: torch.device
+) -> None:
     """Begin to compile, in the background, the kernels that such groups, (rows, groups per block), take if their widths
-    allow."""
-    fits = [(R, count) for R, count in groups if R <= MAX_FUSED_ROWS]
-    if fits and device.type == "cuda" and dtype in HALF_TYPES and torch.cuda.get_device_capability(device)[0] == 9:
+    allow; with `cross_groups` also for blocks whose groups are measured as one unit."""
+    if device.type != "cuda":
+        return
+    hopper = dtype in HALF_TYPES and torch.cuda.get_device_capability(device)[0] == 9
+    fits = [(R, count) for R, count in groups if hopper and R <= MAX_FUSED_ROWS]
+    if fits:
         importlib.import_module("grpo_sweeps.engine.gram.kernels.fused").begin(fits, dtype)
+    layouts = [(R,) * count for R, count in groups if (R, count) not in fits]
+    if cross_groups:
+        layouts += [(R * count,) for R, count in groups if count > 1 and not (hopper and R * count <= MAX_FUSED_ROWS)]
+    if layouts and dtype in ONEPASS_DTYPES and (onepass := kernels("onepass")) is not None:
+        for units in layouts:
+            onepass.begin(plan_for(units), dtype, device)
 
 
 @functools.cache

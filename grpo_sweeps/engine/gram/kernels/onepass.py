@@ -7,7 +7,9 @@ float64 (`recorder.Slots`), each program in its slot, so that results do not dep
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import logging
+import threading
+from collections.abc import Hashable, Iterator, Sequence
 from typing import Any
 
 import torch
@@ -18,9 +20,12 @@ from torch import Tensor
 from grpo_sweeps.engine.gram.kernels.launch import Launcher, aligned, check_trial, multiprocessors
 from grpo_sweeps.engine.gram.layout import TILE_ROWS, Launch, SlotPlan
 
+log = logging.getLogger(__name__)
+
 WARPS = 4
 THREADS = 32 * WARPS
 PROGRAMS_PER_SM = 4  # 2 and 8 were slower on an H100
+COMPILERS = 8  # variants that are compiled at once; each takes seconds, almost all of them outside the interpreter
 
 
 @triton.jit
@@ -132,10 +137,51 @@ launch_gram, launch_cross = Launcher(gram_pass), Launcher(cross_pass)
 def _start(launcher: Launcher, arguments: Sequence[Any], constants: dict[str, Any], slots: Tensor) -> None:
     """Launch one program per row of `slots`."""
     rows: Tensor = arguments[0]
+    if (compiling := _compiling.pop(_key(launcher, rows.dtype, constants), None)) is not None:
+        compiling.join()
     if aligned(arguments):
         launcher((slots.shape[0], 1, 1), arguments, constants, WARPS, rows.device, rows.dtype)
     else:  # Triton finds the variant of each alignment
         launcher.kernel[(slots.shape[0],)](*arguments, **constants, num_warps=WARPS)
+
+
+_compiling: dict[Hashable, threading.Thread] = {}
+_compilers = threading.Semaphore(COMPILERS)
+
+
+def begin(plan: SlotPlan, dtype: torch.dtype, device: torch.device) -> None:
+    """Begin to compile, in the background, every variant that `add_block` launches for the plan."""
+    for launcher, constants in variants(plan, dtype):
+        key = _key(launcher, dtype, constants)
+        if key not in _compiling:
+            _compiling[key] = threading.Thread(target=_compile, args=(launcher, dtype, constants, device), daemon=True)
+            _compiling[key].start()
+
+
+def _key(launcher: Launcher, dtype: torch.dtype, constants: dict[str, Any]) -> Hashable:
+    return launcher, dtype, *constants.values()
+
+
+def variants(plan: SlotPlan, dtype: torch.dtype) -> Iterator[tuple[Launcher, dict[str, Any]]]:
+    for first in (True, False):
+        for launch in plan.launches:
+            yield (launch_gram if launch.b is None else launch_cross), _constants(plan, launch, dtype, first)
+
+
+def _compile(launcher: Launcher, dtype: torch.dtype, constants: dict[str, Any], device: torch.device) -> None:
+    """Into Triton's own store, from which the launch takes it. What goes wrong here goes wrong there again, and is
+    said there."""
+    f32, f64 = torch.float32, torch.float64
+    if launcher is launch_cross:
+        arguments: tuple[Any, ...] = (dtype, dtype, f64, 16, 16, 16)
+    else:
+        total = f32 if constants["READ_TOTAL"] or constants["WRITE_TOTAL"] else dtype
+        arguments = (dtype, f32, dtype, total, f64, 16, 16, 16, 16, 16)
+    try:
+        with _compilers, torch.cuda.device(device):
+            launcher.kernel.warmup(*arguments, grid=(1,), num_warps=WARPS, **constants)
+    except Exception as error:
+        log.debug("a variant of the onepass kernel does not compile: %s", error)
 
 
 def programs(device: torch.device) -> int:
@@ -165,30 +211,32 @@ def add_block(
     """
     _, n, m = rows_Bnm.shape
     size, stride = n * m, rows_Bnm.stride(0)
-    diagonal = plan.diagonal
     for launch in plan.launches:
-        part = slots[:, launch.column :]
+        part, constants = slots[:, launch.column :], _constants(plan, launch, rows_Bnm.dtype, first)
         a = rows_Bnm[launch.a]
         if launch.b is None:
-            position = diagonal.index(launch)
             arguments = (
                 a, weights_B[launch.a], grad_nm, grad_nm if total is None else total, part, m, size, stride,
                 grad_nm.stride(0), slots.stride(0),
             )  # fmt: skip
-            # A float32 total, and not grad in its place, is there just where one of the last two is True.
-            constants = dict(
-                R=len(a), E=elements(len(a), rows_Bnm.dtype), THREADS=THREADS, WIDTH=launch.width, FIRST=first,
-                READ_TOTAL=position > 0, WRITE_TOTAL=position < len(diagonal) - 1,
-            )  # fmt: skip
             _start(launch_gram, arguments, constants, part)
         else:
-            _cross(rows_Bnm, launch, part, slots.stride(0), size, first)
+            _start(launch_cross, (a, rows_Bnm[launch.b], part, size, stride, slots.stride(0)), constants, part)
 
 
-def _cross(rows_Bnm: Tensor, launch: Launch, part: Tensor, slot_stride: int, size: int, first: bool) -> None:
-    a, b = rows_Bnm[launch.a], rows_Bnm[launch.b]
-    constants = dict(RA=len(a), RB=len(b), E=4, THREADS=THREADS, WIDTH=launch.width, FIRST=first)
-    _start(launch_cross, (a, b, part, size, rows_Bnm.stride(0), slot_stride), constants, part)
+def _constants(plan: SlotPlan, launch: Launch, dtype: torch.dtype, first: bool) -> dict[str, Any]:
+    """The compile-time arguments of one launch."""
+    a = launch.a.stop - launch.a.start
+    if launch.b is not None:
+        b = launch.b.stop - launch.b.start
+        return dict(RA=a, RB=b, E=4, THREADS=THREADS, WIDTH=launch.width, FIRST=first)
+    diagonal = plan.diagonal
+    position = diagonal.index(launch)
+    # A float32 total, and not grad in its place, is there just where one of the last two is True.
+    return dict(
+        R=a, E=elements(a, dtype), THREADS=THREADS, WIDTH=launch.width, FIRST=first, READ_TOTAL=position > 0,
+        WRITE_TOTAL=position < len(diagonal) - 1,
+    )  # fmt: skip
 
 
 def trial() -> None:
