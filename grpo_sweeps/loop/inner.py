@@ -17,7 +17,8 @@ every token is clipped when it is its turn has none either, and counts as not me
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import functools
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 
 import numpy as np
@@ -29,7 +30,7 @@ from grpo_sweeps.engine.optim import learning_rate
 from grpo_sweeps.engine.rollouts import Rollout
 from grpo_sweeps.estimators import row_weights
 from grpo_sweeps.loop.continuations import step_credit
-from grpo_sweeps.loop.measured import Measured, measured_block, read_block
+from grpo_sweeps.loop.measured import Block, Measured, measured_block
 from grpo_sweeps.loop.results import RatioTally, StepResult, StepTimes, completions, record, step_metrics
 from grpo_sweeps.loop.rollouts import Rated, rollouts_with_advantages
 from grpo_sweeps.loop.scoring import blocks, features, micro_batches, scored, spread, token_log_probs
@@ -177,19 +178,27 @@ def backward_of_loss(
     Returns:
         For each group that took part its `Measured`.
     """
-    found: dict[int, Measured] = {}
+    found: list[tuple[list[int], Callable[[], list[Measured]]]] = []
     for block in blocks(setup, taking_part(setup, terms, groups)):
         rows = LossRows(setup, terms, block, tally)
         if measuring:
             check = len(block) == 1 or due(step, setup.config.analysis.check_every)
-            m, _ = measured_block(setup, torch.ones(len(rows.rollouts), dtype=torch.float64), rows, check)
-            parts = read_block(setup, m, rows.sums())
+            one = measured_block(setup, torch.ones(len(rows.rollouts), dtype=torch.float64), rows, check)
+            found.append((block, functools.partial(_measured_rows, setup, one, rows)))
         else:
             for part in micro_batches(setup, len(rows.rollouts)):
                 rows(part).sum().backward()
-            parts = [Measured(sums_R) for sums_R in rows.sums().double().cpu().view(len(block), -1).numpy()]
-        found |= {g: _without_empty(part) for g, part in zip(block, parts, strict=True)}
-    return found
+            found.append((block, functools.partial(_plain_rows, rows, len(block))))
+    # Reading waits for the device, which has the next micro-batch to go on with as long as nothing is read.
+    return {g: part for block, read in found for g, part in zip(block, read(), strict=True)}
+
+
+def _measured_rows(setup: Setup, block: Block, rows: LossRows) -> list[Measured]:
+    return [_without_empty(part) for part in block.read(setup, rows.sums())]
+
+
+def _plain_rows(rows: LossRows, groups: int) -> list[Measured]:
+    return [Measured(sums_R) for sums_R in rows.sums().double().cpu().view(groups, -1).numpy()]
 
 
 def _without_empty(part: Measured) -> Measured:

@@ -24,14 +24,38 @@ class Measured:
     gram_by: dict[str, np.ndarray] | None = None
 
 
-def measured_block(
-    setup: Setup, weights: Tensor, row_scalars: Callable[[slice], Tensor], check: bool
-) -> tuple[Measurement, Tensor]:
-    """Forward and backward of whole groups, or of one in parts; row_scalars: (B,), each from its own row alone.
+@dataclass(frozen=True)
+class Block:
+    """A block that was measured and not yet read: reading waits for the device, and what comes next need not.
 
-    Returns:
-        The measurement, and the rows' scalars.
+    scalars: (B,) of its rows, as the block's caller gave them.
     """
+
+    m: Measurement
+    scalars: Tensor
+    checked: bool
+
+    def read(self, setup: Setup, sums: Tensor) -> list[Measured]:
+        """What was measured, group by group, checked where it is to be; sums: (B,) log-probabilities of the rows.
+
+        Raises grpo_sweeps.engine.gram.GramCheckError.
+        """
+        if self.checked:
+            self.m.check()
+        m, by = self.m, setup.config.analysis.by
+        sums_GR = sums.double().cpu().numpy().reshape(-1, setup.config.R)
+        parts = {} if by == "whole" else m.matrices(by="layer" if by == "layer" else "parameter")
+        floor = m.floor if setup.precision.floor is None else setup.precision.floor
+        return [
+            Measured(
+                sums_GR[j], gram.cpu().numpy(), floor, {name: grams[j].cpu().numpy() for name, grams in parts.items()}
+            )
+            for j, gram in enumerate(m.matrices())
+        ]
+
+
+def measured_block(setup: Setup, weights: Tensor, row_scalars: Callable[[slice], Tensor], check: bool) -> Block:
+    """Forward and backward of whole groups, or of one in parts; row_scalars: (B,), each from its own row alone."""
     assert setup.gram is not None
     R = setup.config.R
     m: Measurement
@@ -43,21 +67,7 @@ def measured_block(
         with setup.gram.measure(group_sizes=[R] * groups, weights=weights, cross_groups=cross_groups) as m:
             scalars = row_scalars(slice(0, len(weights)))
             scalars.sum().backward()
-    if check:
-        m.check()
-    return m, scalars.detach()
-
-
-def read_block(setup: Setup, m: Measurement, sums: Tensor) -> list[Measured]:
-    """What was measured, group by group; sums: the rows' log-probabilities."""
-    by = setup.config.analysis.by
-    sums_GR = sums.double().cpu().numpy().reshape(-1, setup.config.R)
-    parts = {} if by == "whole" else m.matrices(by="layer" if by == "layer" else "parameter")
-    floor = m.floor if setup.precision.floor is None else setup.precision.floor
-    return [
-        Measured(sums_GR[j], gram.cpu().numpy(), floor, {name: grams[j].cpu().numpy() for name, grams in parts.items()})
-        for j, gram in enumerate(m.matrices())
-    ]
+    return Block(m, scalars.detach(), check)
 
 
 def _measure_in_parts(

@@ -16,10 +16,12 @@ The objective of a step is sum_i w_i log pi(o_i | x_i), ascended. Departures fro
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import torch
 
 from grpo_sweeps.engine.optim import learning_rate
-from grpo_sweeps.loop.measured import Measured, measured_block, read_block
+from grpo_sweeps.loop.measured import Measured, measured_block
 from grpo_sweeps.loop.results import StepResult, StepTimes, completions, record, step_metrics
 from grpo_sweeps.loop.rollouts import Rated, rollouts_with_advantages
 from grpo_sweeps.loop.scoring import blocks, micro_batches, row_sums
@@ -77,26 +79,28 @@ def backward(setup: Setup, rated: Rated, step: int) -> dict[int, Measured]:
     measuring = setup.gram is not None and due(step, config.analysis.every)
     everything = measuring and config.analysis.groups == "all"
     taking_part = [g for g, w_R in enumerate(rated.weights_GR) if everything or bool((w_R != 0).any())]
-    measured: dict[int, Measured] = {}
+    found: list[tuple[list[int], Callable[[], list[Measured]]]] = []
     for groups in blocks(setup, taking_part):
         check = len(groups) == 1 or due(step, config.analysis.check_every)
         part = _measured_backward(setup, rated, groups, check) if measuring else _plain_backward(setup, rated, groups)
-        measured.update(zip(groups, part, strict=True))
-    return measured
+        found.append((groups, part))
+    # Reading waits for the device, which has the next micro-batch to go on with as long as nothing is read.
+    return {g: one for groups, read in found for g, one in zip(groups, read(), strict=True)}
 
 
-def _measured_backward(setup: Setup, rated: Rated, groups: list[int], check: bool) -> list[Measured]:
+def _measured_backward(
+    setup: Setup, rated: Rated, groups: list[int], check: bool
+) -> Callable[[], list[Measured]]:  # fmt: skip
     """Whole groups with unit weights on the rows; GradientGram applies the weights where the gradients are formed."""
     rollouts, descent = rated.rollouts_of(groups), -rated.weights_GR[groups].flatten()  # the optimiser descends
-    m, sums = measured_block(setup, descent, lambda rows: row_sums(setup, rollouts[rows]), check)
-    return read_block(setup, m, sums)
+    block = measured_block(setup, descent, lambda rows: row_sums(setup, rollouts[rows]), check)
+    return lambda: block.read(setup, block.scalars)
 
 
-def _plain_backward(setup: Setup, rated: Rated, groups: list[int]) -> list[Measured]:
+def _plain_backward(setup: Setup, rated: Rated, groups: list[int]) -> Callable[[], list[Measured]]:
     rollouts, weights, sums = rated.rollouts_of(groups), rated.weights_GR[groups].flatten(), []
     for rows in micro_batches(setup, len(rollouts)):
         scores_B = row_sums(setup, rollouts[rows])
         (-(weights[rows].to(scores_B) * scores_B).sum()).backward()
-        sums.append(scores_B.detach().double().cpu())
-    sums_GR = torch.cat(sums).numpy().reshape(len(groups), -1)
-    return [Measured(sums_R) for sums_R in sums_GR]
+        sums.append(scores_B.detach())
+    return lambda: [Measured(sums_R) for sums_R in torch.cat(sums).double().cpu().view(len(groups), -1).numpy()]

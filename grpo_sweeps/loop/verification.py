@@ -106,8 +106,10 @@ def _grams(setup: Setup, groups: Sequence[Sequence[Rollout]]) -> list[np.ndarray
     own = replace(setup, config=config, gram=GradientGram(setup.policy.model))
     found = []
     for rollouts in groups:
-        m, _ = measured_block(own, torch.ones(R), functools.partial(_scores, own, rollouts), check=True)
-        found.append(m.matrices()[0].numpy())
+        block = measured_block(own, torch.ones(R), functools.partial(_scores, own, rollouts), check=True)
+        (measured,) = block.read(own, block.scalars)
+        assert measured.gram is not None
+        found.append(measured.gram)
         for parameter in setup.policy.model.parameters():
             parameter.grad = None
     return found
