@@ -318,6 +318,8 @@ def _check_rollout_and_analysis(config: RunConfig) -> None:
     ):  # a dotted path is imported after these checks
         own = "or give the dotted path of a class, such as rollout.engine=my_module.MySampler"
         _fail("rollout.engine", rollout.engine, f"choose one of {', '.join(SAMPLER_CHOICES)}, {own}")
+    if rollout.engine == "graph" and config.trainer.device == "cpu":
+        _fail("rollout.engine", "graph", "it needs a CUDA GPU, and trainer.device is cpu; choose auto or eager")
     for key in ("every", "check_every", "keep_completions_every", "update_every", "compare_float32"):
         _at_least(f"analysis.{key}", getattr(analysis, key), 0)
     _one_of("analysis.groups", analysis.groups, ANALYSIS_GROUPS)

@@ -20,10 +20,12 @@ import torch
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
+from grpo_sweeps.engine.gram.host import fetched
 from grpo_sweeps.engine.gram.layout import GramError, accumulation_dtype, wide_mm
 from grpo_sweeps.engine.gram.linear import LinearRecorder
 from grpo_sweeps.engine.gram.patch import aside, recorder_of
 from grpo_sweeps.engine.gram.recorder import Partial
+from grpo_sweeps.engine.unmasked import unmasked
 
 # Logits of one block; the CPU's fits its cache.
 LOGIT_BYTES = {"cpu": 4 * 2**20, "cuda": 256 * 2**20}
@@ -110,13 +112,13 @@ def position_ids(attention_mask_BT: Tensor) -> Tensor:
 def completion_positions(mask_BT: Tensor) -> tuple[Tensor, Tensor]:
     """The columns of each row's completion tokens, moved to the left: (B, N) positions >= 1, and which of them are
     real."""
-    counts_B = mask_BT.sum(1)
-    N, first = torch.stack([counts_B.max(), mask_BT[:, 0].any().long()]).tolist()  # one wait for the device
-    if first:
+    known_BT = fetched(mask_BT)  # the one wait for the device, where the host does not know the mask
+    N = int(known_BT.sum(axis=1).max())
+    if known_BT[:, 0].any():
         raise ValueError("completion_mask is 1 in column 0: no token before it predicts that one")
     N = max(1, N)  # where all completions are empty a column that is not real stands in: no kernel meets an empty batch
     order_BT = torch.argsort((~mask_BT).to(torch.int8), dim=1, stable=True)
-    valid_BN = torch.arange(N, device=mask_BT.device)[None] < counts_B[:, None]
+    valid_BN = torch.arange(N, device=mask_BT.device)[None] < mask_BT.sum(1)[:, None]
     return order_BT[:, :N].clamp_min(1), valid_BN
 
 
@@ -163,12 +165,13 @@ def hidden_states(model: nn.Module, causal: nn.Module, input_ids_BT: Tensor, att
     body = causal.base_model
     if body is causal:
         raise GramError(f"{type(causal).__name__} has no body apart from its head (base_model_prefix)")
-    output = body(  # type: ignore[operator]
-        input_ids=input_ids_BT,
-        attention_mask=attention_mask_BT,
-        position_ids=position_ids(attention_mask_BT),
-        use_cache=False,
-    )
+    with unmasked(causal, attention_mask_BT):
+        output = body(  # type: ignore[operator]
+            input_ids=input_ids_BT,
+            attention_mask=attention_mask_BT,
+            position_ids=position_ids(attention_mask_BT),
+            use_cache=False,
+        )
     return output[0]
 
 

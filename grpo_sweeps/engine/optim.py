@@ -141,6 +141,11 @@ class MasterAdamW:
                 master.grad = None
             geometry.parameter(before, master, stored, parameter)
 
+    @property
+    def bytes_to_come(self) -> int:
+        """What the moments will take that AdamW makes at the first update."""
+        return sum(2 * master.nbytes for master in self.masters if not self.adamw.state.get(master))
+
     def zero_grad(self) -> None:
         for parameter in self.parameters:
             parameter.grad = None

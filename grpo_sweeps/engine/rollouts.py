@@ -11,6 +11,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from grpo_sweeps.engine.gram.host import sent
+
 
 @dataclass(frozen=True)
 class Rollout:
@@ -81,4 +83,4 @@ def collate(rollouts: Sequence[Rollout], pad_id: int, device: torch.device) -> M
         ids[row, :end] = torch.tensor(r.prompt_ids + r.completion_ids)
         attention[row, :end] = 1
         completion[row, start:end] = True
-    return MicroBatch(ids.to(device), attention.to(device), completion.to(device))
+    return MicroBatch(sent(ids, device), sent(attention, device), sent(completion, device))

@@ -33,6 +33,7 @@ from grpo_sweeps.loop.continuations import step_credit
 from grpo_sweeps.loop.measured import Block, Measured, measured_block
 from grpo_sweeps.loop.results import RatioTally, StepResult, StepTimes, completions, record, step_metrics
 from grpo_sweeps.loop.rollouts import Rated, rollouts_with_advantages
+from grpo_sweeps.loop.room import measure_room
 from grpo_sweeps.loop.scoring import blocks, features, micro_batches, scored, spread, token_log_probs
 from grpo_sweeps.loop.setup import Setup, due
 from grpo_sweeps.loop.step import before_the_first_step, training_step
@@ -71,6 +72,7 @@ def inner_step(setup: Setup, step: int) -> StepResult:
     config, times, tally = setup.config, StepTimes(), RatioTally(setup.config.objective.ratio)
     rated = rollouts_with_advantages(setup, step)
     times.mark("sample")
+    measure_room(setup, rated.rollouts, times)
     valued = step_credit(setup, rated.problems, rated.rollouts, rated.advantages_GR.flatten(), step)
     if valued.by_token:
         times.mark("continuations")
@@ -150,7 +152,7 @@ def _scored_groups(setup: Setup, terms: Terms, reference: bool = False) -> dict[
     found: dict[int, list[Tensor]] = {}
     R = setup.config.R
     for cut in terms.cuts:
-        for groups in blocks(setup, taking_part(setup, terms, cut)):
+        for groups in blocks(setup, terms.rated, taking_part(setup, terms, cut)):
             rollouts = terms.rated.rollouts_of(groups)
             if reference:
                 assert setup.reference is not None
@@ -179,7 +181,7 @@ def backward_of_loss(
         For each group that took part its `Measured`.
     """
     found: list[tuple[list[int], Callable[[], list[Measured]]]] = []
-    for block in blocks(setup, taking_part(setup, terms, groups)):
+    for block in blocks(setup, terms.rated, taking_part(setup, terms, groups)):
         rows = LossRows(setup, terms, block, tally)
         if measuring:
             check = len(block) == 1 or due(step, setup.config.analysis.check_every)

@@ -59,7 +59,7 @@ def measured_block(setup: Setup, weights: Tensor, row_scalars: Callable[[slice],
     assert setup.gram is not None
     R = setup.config.R
     m: Measurement
-    if micro_batch_rows(setup.config) < R:
+    if micro_batch_rows(setup) < R:
         m, scalars = _measure_in_parts(setup, weights, row_scalars)
     else:
         groups = len(weights) // R

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor, nn
@@ -10,6 +11,11 @@ from torch import Tensor, nn
 from grpo_sweeps.engine.head import causal_model, completion_log_probs, hidden_states
 from grpo_sweeps.engine.rollouts import Rollout, collate
 from grpo_sweeps.loop.setup import Setup, micro_batch_groups, micro_batch_rows
+
+if TYPE_CHECKING:
+    from grpo_sweeps.loop.rollouts import Rated
+
+SORTED_ON = "cuda"
 
 
 def token_log_probs(
@@ -35,13 +41,18 @@ def row_sums(setup: Setup, rollouts: Sequence[Rollout]) -> Tensor:
 
 def micro_batches(setup: Setup, rows: int) -> list[slice]:
     """The rows that go through the model together."""
-    size = micro_batch_rows(setup.config)
+    size = micro_batch_rows(setup)
     return [slice(start, min(start + size, rows)) for start in range(0, rows, size)]
 
 
-def blocks(setup: Setup, groups: Sequence[int]) -> list[list[int]]:
-    """The groups that are measured together: as many whole ones as a micro-batch holds, or one in parts."""
-    size = micro_batch_groups(setup.config)
+def blocks(setup: Setup, rated: Rated, groups: Sequence[int]) -> list[list[int]]:
+    """The groups that are measured together: as many whole ones as a micro-batch holds, or one in parts.
+
+    On a GPU groups of like length go together: less padding. On a CPU they stay in order, and so do the sums.
+    """
+    size = micro_batch_groups(setup)
+    if setup.policy.device.type == SORTED_ON:
+        groups = sorted(groups, key=lambda g: max(len(o.prompt_ids) + o.length for o in rated.rollouts[rated.rows(g)]))
     return [list(groups[start : start + size]) for start in range(0, len(groups), size)]
 
 

@@ -47,6 +47,14 @@ class Tally:
     discarded: int = 0
 
 
+@dataclass
+class Room:
+    """Rows that fit the device at a time, found by `room.measure_room`; None until then, and where nothing is to be
+    found: on a CPU, and where trainer.micro_batch says it."""
+
+    rows: int | None = None
+
+
 @dataclass(frozen=True)
 class Setup:
     """What a step works on. `gram` is None when nothing is measured (analysis.every = 0), `reference` without KL,
@@ -61,6 +69,7 @@ class Setup:
     reward: RewardFunction
     estimator: EstimatorFunction
     precision: Precision = field(default_factory=Precision)
+    room: Room = field(default_factory=Room)
     reference: Reference | None = None
     critic: Critic | None = None
     tally: Tally = field(default_factory=Tally)
@@ -102,7 +111,7 @@ def prepare(config: RunConfig, say: Callable[[str], None] = _silent) -> Setup:
     reference = Reference(policy.model) if config.objective.kl_beta > 0 else None
     gram = GradientGram(policy.model) if config.analysis.every else None
     if gram is not None:  # compilers work while the first rollouts are sampled
-        expected = [(VERIFIED_ROWS, 1), (config.R, micro_batch_groups(config))]
+        expected = [(VERIFIED_ROWS, 1), (config.R, max(1, _wanted_rows(config) // config.R))]
         gram.expect(expected, cross_groups=config.analysis.check_every > 0)
     optimizer = MasterAdamW(policy.model.parameters(), config.trainer)
     critic = _critic(config, policy) if config.objective.critic else None
@@ -116,14 +125,18 @@ def _critic(config: RunConfig, policy: Policy) -> Critic:
     return Critic(width, policy.device, config.objective.critic_lr, config.objective.critic_updates)
 
 
-def micro_batch_rows(config: RunConfig) -> int:
+def micro_batch_rows(setup: Setup) -> int:
     """Rows in a micro-batch: whole groups, or fewer than R rows, and then a group is run in parts."""
+    return setup.config.trainer.micro_batch or setup.room.rows or _wanted_rows(setup.config)
+
+
+def _wanted_rows(config: RunConfig) -> int:
     return config.trainer.micro_batch or max(config.R, 32 // config.R * config.R)
 
 
-def micro_batch_groups(config: RunConfig) -> int:
+def micro_batch_groups(setup: Setup) -> int:
     """Groups that are run together; 1 also where a group takes several micro-batches."""
-    return max(1, micro_batch_rows(config) // config.R)
+    return max(1, micro_batch_rows(setup) // setup.config.R)
 
 
 _PERMUTATIONS: dict[tuple[int, int], np.ndarray] = {}

@@ -24,6 +24,7 @@ from grpo_sweeps.engine.optim import learning_rate
 from grpo_sweeps.loop.measured import Measured, measured_block
 from grpo_sweeps.loop.results import StepResult, StepTimes, completions, record, step_metrics
 from grpo_sweeps.loop.rollouts import Rated, rollouts_with_advantages
+from grpo_sweeps.loop.room import measure_room
 from grpo_sweeps.loop.scoring import blocks, micro_batches, row_sums
 from grpo_sweeps.loop.setup import Setup, due
 from grpo_sweeps.loop.update import apply_update, gradient_noise
@@ -41,6 +42,7 @@ def training_step(setup: Setup, step: int) -> StepResult:
     times = StepTimes()
     rated = rollouts_with_advantages(setup, step)
     times.mark("sample")
+    measure_room(setup, rated.rollouts, times)
     before = before_the_first_step(setup, rated, step, times)
     measured = backward(setup, rated, step)
     times.mark("backward")
@@ -80,7 +82,7 @@ def backward(setup: Setup, rated: Rated, step: int) -> dict[int, Measured]:
     everything = measuring and config.analysis.groups == "all"
     taking_part = [g for g, w_R in enumerate(rated.weights_GR) if everything or bool((w_R != 0).any())]
     found: list[tuple[list[int], Callable[[], list[Measured]]]] = []
-    for groups in blocks(setup, taking_part):
+    for groups in blocks(setup, rated, taking_part):
         check = len(groups) == 1 or due(step, config.analysis.check_every)
         part = _measured_backward(setup, rated, groups, check) if measuring else _plain_backward(setup, rated, groups)
         found.append((groups, part))

@@ -101,7 +101,7 @@ def against_float32(
 def _grams(setup: Setup, groups: Sequence[Sequence[Rollout]]) -> list[np.ndarray]:
     """(R, R) Gram of each group's scores, by a GradientGram of its own; `.grad` is empty afterwards."""
     trainer, R = setup.config.trainer, len(groups[0])
-    rows = min(micro_batch_rows(setup.config), R, ROWS_AT_ONCE)
+    rows = min(micro_batch_rows(setup), R, ROWS_AT_ONCE)
     config = replace(setup.config, trainer=replace(trainer, micro_batch=rows))
     own = replace(setup, config=config, gram=GradientGram(setup.policy.model))
     found = []

@@ -97,6 +97,7 @@ CASES: dict[str, tuple[str, ...]] = {
     "trainer.lr=nan": ("trainer.lr=nan: a finite number is needed",),
     "trainer.steps=0": ("trainer.steps=0: at least 1",),
     "trainer.betas=[1]": ("trainer.betas=[1.0]: two numbers",),
+    "rollout.engine=graph trainer.device=cpu": ("rollout.engine=graph: it needs a CUDA GPU", "trainer.device is cpu"),
     "rollout.temperature=0": ("rollout.temperature=0.0: a number above 0",),
     "R=1": ("R=1: the baseline of estimator=grpo needs at least R=2", "estimator=reinforce"),
     "R=1 estimator=grpo_std": ("estimator=grpo_std",),

@@ -14,9 +14,11 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+import numpy as np
 import torch
 from torch import Tensor
 
+from grpo_sweeps.engine.gram.host import fetched, sent
 from grpo_sweeps.engine.gram.layout import GramError, RowLayout, accumulation_dtype, squared_norm, unit_inner, wide_bmm
 from grpo_sweeps.engine.gram.recorder import Partial, Record, Recorder
 
@@ -42,17 +44,23 @@ class UnitIds:
     shared: int
 
     @classmethod
-    def of(cls, ids_RT: Tensor) -> UnitIds:
-        T = ids_RT[0].numel()
-        ids_U, inverse, counts_U = torch.unique(ids_RT.reshape(-1), return_inverse=True, return_counts=True)
-        position = torch.argsort(inverse, stable=True)
-        ends_U = counts_U.cumsum(0)
+    def of(cls, ids_RT: np.ndarray, device: torch.device) -> UnitIds:
+        """By numpy: the sizes of what follows are wanted on the host, and torch's own operators there open an OpenMP
+        region (see `measurement.Reduction`)."""
+        T = ids_RT[0].size
+        ids_U, inverse, counts_U = np.unique(ids_RT.reshape(-1), return_inverse=True, return_counts=True)
+        position = np.argsort(inverse, kind="stable")
+        ends_U = counts_U.cumsum()
         single_U = position[ends_U - counts_U] // T == position[ends_U - 1] // T  # first and last in one row
-        by_use = torch.argsort(single_U.byte(), stable=True)
-        local = torch.empty_like(by_use).scatter_(0, by_use, torch.arange(len(by_use), device=by_use.device))[inverse]
-        order = torch.argsort(local, stable=True)
-        *starts, singles = torch.cat([counts_U[by_use].cumsum(0), single_U.sum()[None]]).tolist()
-        return cls(ids_U[by_use], order, local[order], [0, *starts], len(starts) - singles)
+        by_use = np.argsort(single_U, kind="stable")
+        place_U = np.empty_like(by_use)
+        place_U[by_use] = np.arange(len(by_use))
+        local = place_U[inverse]
+        order = np.argsort(local, kind="stable")
+        starts = [0, *counts_U[by_use].cumsum().tolist()]
+        arrays = ids_U[by_use], order, local[order]
+        known_U, order_N, local_N = (sent(torch.from_numpy(array), device) for array in arrays)
+        return cls(known_U, order_N, local_N, starts, len(ids_U) - int(single_U.sum()))
 
     def row_gradients(self, gy_RTH: Tensor, low: int, high: int) -> Tensor:
         """(R, high - low, H): each row's embedding gradient at ids low .. high, in the accumulation dtype."""
@@ -79,8 +87,18 @@ class UnitIds:
         return out.index_add_(0, target, gy_RTH.reshape(-1, H)[position].to(dtype))
 
 
+def unit_ids(ids_BT: Tensor, layout: RowLayout) -> list[UnitIds]:
+    """The unique ids of each unit, found at the forward. Where the host does not know the ids it waits for the device
+    here, where it is ahead anyway."""
+    known_BT = fetched(ids_BT)
+    return [UnitIds.of(known_BT[unit], ids_BT.device) for unit in layout.units]
+
+
 def union_of(units: list[UnitIds]) -> Tensor:
-    return units[0].ids_U if len(units) == 1 else torch.unique(torch.cat([unit.ids_U for unit in units]))
+    if len(units) == 1:
+        return units[0].ids_U
+    union = np.unique(np.concatenate([fetched(unit.ids_U) for unit in units]))
+    return sent(torch.from_numpy(union), units[0].ids_U.device)
 
 
 class TiedLink:
@@ -96,7 +114,7 @@ class TiedLink:
         self.finished = False
 
     def see_ids(self, ids_BT: Tensor) -> None:
-        self.unit_ids = [UnitIds.of(ids_BT[unit]) for unit in self.layout.units]
+        self.unit_ids = unit_ids(ids_BT, self.layout)
         self.union_ids = union_of(self.unit_ids)
 
     def offer(self, columns: Columns, x_BSH: Tensor, head_grad_VH: Tensor) -> None:
@@ -144,12 +162,11 @@ class EmbeddingRecorder(Recorder):
             self.link.clear()
 
     def see_ids(self, ids_BT: Tensor) -> None:
-        """Find the unique ids at the forward: the one wait for the device falls where the host is ahead anyway."""
         if self.link is not None:
             self.link.see_ids(ids_BT)
             self.unit_ids = self.link.unit_ids
         else:
-            self.unit_ids = [UnitIds.of(ids_BT[unit]) for unit in self.layout.units]
+            self.unit_ids = unit_ids(ids_BT, self.layout)
 
     def backward(self, gy: Tensor, *saved: Tensor) -> tuple[Tensor, Partial]:
         (ids_BT,) = saved

@@ -105,7 +105,7 @@ class DecodeStep:
 
     def __init__(self, policy: Policy, slots: int, length: int, record: Recorder) -> None:
         self.policy, self.slots, self.record = policy, slots, record
-        self.length = -(-length // ROUND_LENGTH) * ROUND_LENGTH
+        self.length = slot_length(length)
         device = policy.device
         self.tokens_B1 = torch.zeros((slots, 1), dtype=torch.long, device=device)
         self.lengths_B = torch.zeros(slots, dtype=torch.long, device=device)
@@ -269,6 +269,18 @@ class DecodeStep:
             self.slots_B[:b], self.lengths_B[:b], scale, sliding_window, softcap,
         )  # fmt: skip
         return out_BHD[:, None], None
+
+
+def slot_length(tokens: int) -> int:
+    return -(-tokens // ROUND_LENGTH) * ROUND_LENGTH
+
+
+def slot_bytes(policy: Policy, tokens: int) -> int:
+    """What a slot for so many tokens takes: keys and values of all layers."""
+    config = policy.model.config.get_text_config(decoder=True)
+    heads = getattr(config, "num_key_value_heads", None) or config.num_attention_heads
+    size = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
+    return 2 * int(config.num_hidden_layers) * heads * size * slot_length(tokens) * policy.model.dtype.itemsize
 
 
 def state_of(policy: Policy) -> dict[str, Any]:

@@ -8,6 +8,7 @@ the same logits give the same tokens.
 from __future__ import annotations
 
 import logging
+import sys
 from collections import deque
 from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
@@ -20,7 +21,7 @@ from torch import Tensor
 from grpo_sweeps.config import RolloutConfig
 from grpo_sweeps.engine.policy import Policy, evaluating
 from grpo_sweeps.engine.rollouts import Rollout, completion_text
-from grpo_sweeps.engine.samplers.decode import PROMPT_TOKENS, DecodeStep, Read, Recorder, cuda_graph
+from grpo_sweeps.engine.samplers.decode import PROMPT_TOKENS, DecodeStep, Read, Recorder, cuda_graph, slot_bytes
 from grpo_sweeps.engine.samplers.draw import draw, uniforms
 from grpo_sweeps.engine.samplers.endings import Endings
 from grpo_sweeps.engine.samplers.served import why_not_served
@@ -29,6 +30,7 @@ from grpo_sweeps.types import ConfigError
 log = logging.getLogger(__name__)
 
 LOOK = 16  # tokens between two looks of the host
+CACHE_SHARE = 0.1  # of the card's memory: slots stay for the run, beside the weights, their moments and activations
 
 
 class GraphSampler:
@@ -54,26 +56,35 @@ class GraphSampler:
         greedy: bool = False,
         share_prompts: bool = False,
     ) -> list[Rollout]:
-        """One completion for each row of `prompt_ids`, at most `config.batch` at a time; see `SamplerEngine.sample`.
+        """One completion for each row of `prompt_ids`; see `SamplerEngine.sample`.
 
-        Prompts are always read once.
+        At most `config.batch` rows at a time, and no more than fit in CACHE_SHARE of the card. Prompts are always read
+        once.
         """
         if not len(prompt_ids):
             return []
         prompts = [tuple(ids) for ids in prompt_ids]
-        rows = min(config.batch, len(prompts))
         longest = max(map(len, prompts)) + config.max_new_tokens + LOOK
+        rows = min(config.batch, len(prompts), self._room(longest))
         drawn_BT = None if greedy else uniforms(seeds, config.max_new_tokens)
         with evaluating(self.policy.model), _current(self.policy.device):
             step = self._step_for(rows, longest)
             return _Call(self.policy, step, rows, prompts, drawn_BT, config, Endings(self.policy, stop)).run()
+
+    def _room(self, longest: int) -> int:
+        """How many rows of so many tokens the share of the card holds that slots may take; one at least."""
+        if self.policy.device.type != "cuda":
+            return sys.maxsize
+        total = torch.cuda.get_device_properties(self.policy.device).total_memory
+        return max(1, int(CACHE_SHARE * total) // slot_bytes(self.policy, longest) - 1)  # one is the spare slot
 
     def _step_for(self, rows: int, longest: int) -> DecodeStep:
         """The step that was recorded, where it is large enough and still holds; else a new one."""
         step = self.step
         if step is None or step.slots < rows or step.length < longest:
             self.step = None  # the old slots go before the new ones come
-            slots, length = (max(rows, step.slots), max(longest, step.length)) if step else (rows, longest)
+            length = max(longest, step.length) if step else longest
+            slots = max(rows, min(step.slots, self._room(length))) if step else rows
             del step
             self.step = step = DecodeStep(self.policy, slots, length, self.record)
         elif changed := step.follow():

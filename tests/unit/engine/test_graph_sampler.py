@@ -123,6 +123,29 @@ def test_every_served_architecture_is_among_them() -> None:
     assert {name.split(",")[0] for name in MODELS} == set(served.SERVED)
 
 
+def test_slots_take_what_is_said_of_them(policy_of: Policy) -> None:
+    prompts, seeds = rows_of(policy_of, 1)
+    sampler = GraphSampler(policy_of, tape)
+    sampler.sample(prompts, seeds, CONFIG)
+    step = sampler.step
+    assert step is not None and step._cache is not None
+    taken = sum(layer.keys.nbytes + layer.values.nbytes for layer in step._cache.layers)
+    assert taken == (step.slots + 1) * decode.slot_bytes(policy_of, step.length)
+
+
+def test_no_more_rows_at_once_than_there_is_room_for(policy: Policy, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also where longer rows come later: the slots that there were would be too many of the longer ones."""
+    room = 6 * decode.slot_bytes(policy, 64)
+    monkeypatch.setattr(GraphSampler, "_room", lambda self, longest: room // decode.slot_bytes(policy, longest))
+    sampler = GraphSampler(policy, tape)
+    for limit in (8, 90):
+        prompts, seeds = rows_of(policy, 4)
+        config = dataclasses.replace(CONFIG, max_new_tokens=limit)
+        assert_same(sampler.sample(prompts, seeds, config), EagerSampler(policy).sample(prompts, seeds, config))
+        assert sampler.step is not None
+        assert 1 <= sampler.step.slots <= room // decode.slot_bytes(policy, sampler.step.length)
+
+
 @pytest.mark.parametrize("batch", [64, 9, 3, 1])
 def test_freed_slots_take_the_next_rows(policy: Policy, batch: int) -> None:
     rollouts = compare(policy, 6, dataclasses.replace(CONFIG, batch=batch))

@@ -43,7 +43,7 @@ def test_a_group_in_parts_is_the_group_at_once(
     analysis = {"every": every, "by": "parameter", "groups": "all"}
     one = prepare(make_config(analysis=analysis, trainer={"micro_batch": 4}))
     other = prepare(make_config(analysis=analysis, trainer={"micro_batch": micro_batch}))
-    assert micro_batch_rows(other.config) == micro_batch and micro_batch_groups(other.config) == 1
+    assert micro_batch_rows(other) == micro_batch and micro_batch_groups(other) == 1
     rated = rollouts_with_advantages(one, 0)
     shortest = min(len(o.prompt_ids) + o.length for o in rated.rollouts)
     cut = [

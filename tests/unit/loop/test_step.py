@@ -63,7 +63,7 @@ def test_temperature_divides_the_logits(make_config: MakeConfig) -> None:
 @pytest.mark.parametrize("micro_batch", [4, 8, 16])
 def test_micro_batches_do_not_matter(make_config: MakeConfig, micro_batch: int) -> None:
     one, other = prepare(make_config()), prepare(make_config(trainer={"micro_batch": micro_batch}))
-    assert micro_batch_groups(other.config) == micro_batch // 4
+    assert micro_batch_groups(other) == micro_batch // 4
     first, second = training_step(one, 0), training_step(other, 0)
     assert [g.rewards for g in first.groups] == [g.rewards for g in second.groups]
     for a, b in zip(first.groups, second.groups, strict=True):

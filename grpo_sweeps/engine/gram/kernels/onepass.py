@@ -150,7 +150,8 @@ _compilers = threading.Semaphore(COMPILERS)
 
 
 def begin(plan: SlotPlan, dtype: torch.dtype, device: torch.device) -> None:
-    """Begin to compile, in the background, every variant that `add_block` launches for the plan."""
+    """Begin to compile, in the background, every variant that `add_block` launches for the plan, where its arguments
+    lie on 16 bytes: others are compiled at their first launch."""
     for launcher, constants in variants(plan, dtype):
         key = _key(launcher, dtype, constants)
         if key not in _compiling:

@@ -1,0 +1,59 @@
+"""How many rows a card holds: what is found is what fits."""
+
+from __future__ import annotations
+
+import gc
+
+import pytest
+import torch
+
+from grpo_sweeps.config import RunConfig
+from grpo_sweeps.loop.results import StepTimes
+from grpo_sweeps.loop.rollouts import rollouts_with_advantages
+from grpo_sweeps.loop.room import measure_room
+from grpo_sweeps.loop.setup import Setup, prepare
+from grpo_sweeps.loop.step import training_step
+from hydra_plugins.grpo_launcher.registration import composed
+
+pytestmark = [
+    pytest.mark.gpu,
+    pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device"),
+]
+WORDS = (
+    "model=smollm2_135m model.path=embedded model.random=true model.chat_template=false R=8 trainer.prompts=2 "
+    "rollout.max_new_tokens=512 rollout.engine=eager tracking=local reward=random"
+)
+
+
+@pytest.fixture
+def setup() -> Setup:
+    """SmolLM2's shape in random weights, rows of at most some 550 tokens, 16 of them in a step."""
+    gc.collect()
+    torch.cuda.empty_cache()
+    return prepare(RunConfig.from_composed(composed(*WORDS.split())))
+
+
+def test_where_there_is_room_nothing_changes(setup: Setup) -> None:
+    rated = rollouts_with_advantages(setup, 0)
+    measure_room(setup, rated.rollouts, StepTimes())
+    assert setup.room.rows == 32
+    assert all(p.grad is None for p in setup.policy.model.parameters())
+
+
+def test_a_step_keeps_within_the_memory_there_is(setup: Setup) -> None:
+    """With less memory than 32 rows take, and more than the model: fewer rows, and the step fits."""
+    rated = rollouts_with_advantages(setup, 0)
+    measure_room(setup, rated.rollouts, StepTimes())
+    setup.room.rows = None
+    torch.cuda.empty_cache()
+    total = torch.cuda.get_device_properties(0).total_memory
+    state = setup.optimizer.bytes_to_come + sum(p.nbytes for p in setup.policy.model.parameters())
+    limit = torch.cuda.memory_reserved() + state + 5 * 10**9
+    held = torch.empty(torch.cuda.mem_get_info()[0] - limit, dtype=torch.uint8, device="cuda")
+    try:
+        training_step(setup, 0)
+        assert setup.room.rows is not None and setup.room.rows < 32
+        assert torch.cuda.max_memory_allocated() <= total
+    finally:
+        del held
+        torch.cuda.empty_cache()
