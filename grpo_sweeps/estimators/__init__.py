@@ -5,7 +5,7 @@ An estimator that names a parameter `lengths_GR` is given the completions' lengt
 """
 
 from grpo_sweeps.estimators.aggregation import AGGREGATIONS, row_weights
-from grpo_sweeps.estimators.batch import batch_mean, reinforce_plus_plus, reinforce_plus_plus_baseline
+from grpo_sweeps.estimators.batch import batch_mean, bnpo, reinforce_plus_plus, reinforce_plus_plus_baseline
 from grpo_sweeps.estimators.declared import DECLARATIONS, Declaration, weight_on
 from grpo_sweeps.estimators.group import dapo, dr_grpo, grpo, grpo_std, opo, rloo
 from grpo_sweeps.estimators.reinforce import reinforce
@@ -15,6 +15,7 @@ __all__ = [
     "DECLARATIONS",
     "Declaration",
     "batch_mean",
+    "bnpo",
     "dapo",
     "dr_grpo",
     "grpo",

@@ -14,7 +14,7 @@ from typing import Any, Literal, Protocol
 
 import numpy as np
 
-from grpo_sweeps.estimators.batch import batch_mean, reinforce_plus_plus, reinforce_plus_plus_baseline
+from grpo_sweeps.estimators.batch import batch_mean, bnpo, reinforce_plus_plus, reinforce_plus_plus_baseline
 from grpo_sweeps.estimators.foreign import on_arrays, takes_lengths
 from grpo_sweeps.estimators.group import dapo, dr_grpo, grpo, grpo_std, opo, rloo
 from grpo_sweeps.estimators.reinforce import reinforce
@@ -22,7 +22,7 @@ from grpo_sweeps.types import Array
 
 Kind = Literal[
     "none", "group mean", "leave-one-out", "std", "group mean by length", "step mean", "step mean and std",
-    "std of the step",
+    "std of the step", "Beta density",
 ]  # fmt: skip
 """What is subtracted from the rewards, and by what they are divided."""
 
@@ -49,6 +49,7 @@ class Declaration:
     scale_invariant: bool = False  # A(a r) = A(r) for a > 0, exact for eps = 0; otherwise A(a r) = a A(r)
     batch_dependent: bool = False  # a group's A depends on the step's other groups
     needs_lengths: bool = False
+    unit_rewards: bool = False  # takes rewards from 0 to 1 alone; nothing is declared of a scale
     least_R: int = 2  # rollouts in a group
     least_N: int = 1  # rollouts in a step, where that asks for more
     ddof: int | None = None  # defaults of the function; None where it divides by no standard deviation
@@ -121,6 +122,10 @@ _TABLE = (
         reinforce_plus_plus_baseline, "std of the step", "arXiv 2501.03262", None, ddof=0, eps=1e-8,
         batch_dependent=True,
         zero_sum_group=True, zero_sum_step=True, zero_when_equal=True, shift_invariant=True, scale_invariant=True,
+    ),
+    Declaration(
+        bnpo, "Beta density", "arXiv 2506.02864", None, batch_dependent=True, unit_rewards=True,
+        zero_sum_group=True, zero_sum_step=True, zero_when_equal=True,
     ),
 )  # fmt: skip
 DECLARATIONS: Mapping[str, Declaration] = {one.name: one for one in _TABLE}
