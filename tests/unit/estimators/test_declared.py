@@ -170,7 +170,7 @@ def test_equal_rewards_give_exactly_zero(step: Step, value: float) -> None:
     """0.1 summed three times is not 0.3: rounding must not make a gradient."""
     rewards, lengths = tensors(step)
     rewards[0] = value
-    for declared in those(lambda one: one.shift_invariant or one.unit_rewards and abs(value) <= 1):
+    for declared in those(lambda one: one.shift_invariant or (one.unit_rewards and abs(value) <= 1)):
         if declared.zero_when_equal:
             assert not advantages(declared, rewards, lengths)[0].any()
         assert not advantages(declared, torch.full_like(rewards, value), lengths).any()
