@@ -13,6 +13,7 @@ from grpo_sweeps.paper import ARXIV
 from grpo_sweeps.publish.drawing import Plot, rendered
 from grpo_sweeps.publish.formats import csv, latex, markdown
 from grpo_sweeps.publish.page import Section, files_of, now, public, utc, versions, with_manifest, write
+from grpo_sweeps.report.claims.premise import premise_section
 from grpo_sweeps.report.claims.verdicts import Claim, claims_frame, claims_markdown, judge_claims
 from grpo_sweeps.report.design.best_size import best_size_section, best_size_table, best_sizes
 from grpo_sweeps.report.design.pool import pool_section, pool_studies, pool_table
@@ -88,7 +89,8 @@ def contents(
     in_float32 = float32_table(sweep)
     if len(in_float32):
         tables["float32"] = in_float32
-    sections = [*float32_section(in_float32), *estimator_section(estimators), *about_design.sections]
+    sections = [*float32_section(in_float32), *estimator_section(estimators), *premise_section(layers)]
+    sections += about_design.sections
     header, rows = headline(tables["table1"])
     plots = curves_figures(sweep, tables["curves"])
     plots += [*spectral_plots(sweep, tables["by_k"], layers, steps, parts), *about_design.plots]

@@ -51,6 +51,9 @@ NO_SLOPE = ("Beta density",)
 SLOPE_MARGIN = 0.25
 """C5: how far beyond these ends the slope's interval may reach; noise alone sits on an end."""
 
+LIKE = 0.9
+"""A part's Gram is like the whole one where correlation and cosine with it are above this."""
+
 MIN_PER_K = 5
 """C5: groups below which a k takes no part in the slope."""
 
