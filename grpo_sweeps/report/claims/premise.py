@@ -30,7 +30,7 @@ WORDS = (
 NOTES = (
     "Correlation: of K_ij between different texts, i < j, within a group. Cosine: of the leading eigenvectors of the "
     "two Grams. Effective rank: of diag(w) K diag(w). Means over mixed groups, 95% intervals clustered by prompt and "
-    "seed.",
+    f"seed. {TIED} is one tied weight, whose gradient as an embedding cannot be told from that as a head.",
 )
 
 

@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
+from grpo_sweeps.estimators import DECLARATIONS
 from grpo_sweeps.maths.intervals import Clusters, mean_over
 from grpo_sweeps.publish.formats import markdown, number, three_digits, with_interval
 from grpo_sweeps.publish.page import Section
@@ -86,7 +87,7 @@ def _groups_of(sweep: Sweep, arm: str, R: int) -> Iterator[tuple[int, StepGroups
 
 def _rows(sweep: Sweep, arm: str, R: int, runs: list[tuple[int, StepGroups]]) -> list[dict[str, object]]:
     of_arm = sweep.runs[(sweep.runs["arm"] == arm) & (sweep.runs["R"] == R)]
-    trained = {str(path).rpartition(".")[2] for path in of_arm["estimator"]}
+    trained = {_trained(str(r.estimator), str(r.aggregation)) for r in of_arm.itertuples(index=False)}
     chosen = any(_resampled(sweep.configs[str(run)]) for run in of_arm["run"])
     prompts = np.concatenate([groups.prompt_N for _, groups in runs])
     by = Clusters(pd.factorize(prompts)[0], np.repeat([seed for seed, _ in runs], [len(g.step_N) for _, g in runs]))
@@ -95,9 +96,10 @@ def _rows(sweep: Sweep, arm: str, R: int, runs: list[tuple[int, StepGroups]]) ->
     rows: list[dict[str, object]] = []
     for one in alternatives():
         row: dict[str, object] = common | {
-            "estimator": one.name, "trained_with": one.declared.name in trained, "same_as": ", ".join(one.same),
-            "source": one.declared.source, "no_variance": CHOSEN if chosen else why_no_variance(one, R),
-            "no_factor": why_no_factor(one), "factor": float(np.mean([mean_factor(one, g) for _, g in runs])),
+            "estimator": one.name, "trained_with": (one.declared.name, one.by_length) in trained,
+            "same_as": ", ".join(one.same), "source": one.declared.source,
+            "no_variance": CHOSEN if chosen else why_no_variance(one, R), "no_factor": why_no_factor(one),
+            "factor": float(np.mean([mean_factor(one, g) for _, g in runs])),
         }  # fmt: skip
         rows.append(row | _pooled(one, runs, by, row))
     empty = dict.fromkeys((f"{name}{end}" for name in QUANTITIES for end in ("", "_low", "_high")), math.nan)
@@ -128,6 +130,13 @@ def _pooled(
         ends = with_ends(name, mean_over(each, by))
         found |= {key: float(np.clip(end, -1, 1)) for key, end in ends.items()} if name == "cosine" else ends
     return found | {"variance_groups": int(np.isfinite(values["variance"]).sum())}
+
+
+def _trained(path: str, aggregation: str) -> tuple[str, bool]:
+    """The estimator whose advantages a run had, by name, and whether its loss divided them by lengths."""
+    name = path.rpartition(".")[2]
+    known = DECLARATIONS.get(name)
+    return (known.advantages_of or name if known else name), aggregation == "length"
 
 
 def _resampled(config: Mapping[str, Any]) -> bool:

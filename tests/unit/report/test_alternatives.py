@@ -197,6 +197,26 @@ def test_the_table_is_the_mean_over_the_records(sweep) -> None:
     assert float(step["factor"].iloc[0]) == pytest.approx(15 / 16)
 
 
+@pytest.mark.parametrize(
+    ("path", "aggregation", "rows"),
+    [
+        ("group.grpo_std", "sum", ["grpo_std"]),
+        ("group.grpo_std", "length", ["grpo_std, 1/length"]),
+        ("group.dapo", "token_mean", ["grpo_std"]),
+        ("group.dr_grpo", "constant", ["grpo"]),
+        ("group.grpo", "length", []),  # no row of the table
+        ("my_module.grpo_like", "sum", []),
+    ],
+)
+def test_the_rows_that_an_arm_was_trained_with(
+    path: str, aggregation: str, rows: list[str], sweep, monkeypatch
+) -> None:
+    runs = sweep.runs.assign(estimator=f"grpo_sweeps.estimators.{path}", aggregation=aggregation)
+    monkeypatch.setattr(sweep, "runs", runs)
+    found = estimator_table(sweep)
+    assert list(found.loc[found["trained_with"] & (found["R"] == 4), "estimator"]) == rows
+
+
 def test_the_section_says_why_a_cell_is_empty(sweep) -> None:
     found = estimator_table(sweep)
     (section,) = estimator_section(found)
