@@ -9,10 +9,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import pandas as pd
+from numpy.typing import NDArray
 
 from grpo_sweeps.estimators import DECLARATIONS
 from grpo_sweeps.maths.intervals import Clusters, mean_over
@@ -61,18 +63,30 @@ NOTES = (
 )
 
 
+@dataclass(frozen=True)
+class RunValues:
+    """What one run says: of its N groups prompt and use, of each alternative its values by quantity (None where it
+    refuses the rewards) and its factor. The Grams are gone: a sweep's are larger than memory."""
+
+    seed: int
+    prompt_N: NDArray[np.object_]
+    usable_N: NDArray[np.bool_]
+    values: dict[str, dict[str, Array] | None]
+    factors: dict[str, float]
+
+
 def estimator_table(sweep: Sweep) -> pd.DataFrame:
     """One row per arm, R and estimator, tidy; none for an arm and R without a mixed group with a Gram of scores."""
     rows: list[dict[str, object]] = []
     for arm, R in sweep.cells:
-        runs = list(_groups_of(sweep, arm, R)) if R > 1 else []
-        if any(groups.usable_N.any() for _, groups in runs):
+        runs = list(_values_of_runs(sweep, arm, R)) if R > 1 else []
+        if any(run.usable_N.any() for run in runs):
             rows += _rows(sweep, arm, R, runs)
     return pd.DataFrame(rows, columns=COLUMNS)
 
 
-def _groups_of(sweep: Sweep, arm: str, R: int) -> Iterator[tuple[int, StepGroups]]:
-    """Seed and groups of each run of an arm and R that has records."""
+def _values_of_runs(sweep: Sweep, arm: str, R: int) -> Iterator[RunValues]:
+    """Of each run of an arm and R that has records, one at a time."""
     runs = sweep.runs[(sweep.runs["arm"] == arm) & (sweep.runs["R"] == R)]
     recorded = set(sweep.groups["run"]) if len(sweep.groups) else set()
     for row in runs.itertuples(index=False):
@@ -80,28 +94,39 @@ def _groups_of(sweep: Sweep, arm: str, R: int) -> Iterator[tuple[int, StepGroups
             continue
         try:
             table = record_tables(str(row.path))["grams"]().drop_columns(["gram_by"])
-            yield int(str(row.seed)), step_groups(table, R, sweep.dtype(str(row.run)))
+            groups = step_groups(table, R, sweep.dtype(str(row.run)))
         except RecordError as error:
             sweep.notes.append(f"The table of estimators is without run {row.run} ({row.name}): {error}")
+            continue
+        values = {one.name: _values(one, groups) for one in alternatives()}
+        factors = {one.name: mean_factor(one, groups) for one in alternatives()}
+        yield RunValues(int(str(row.seed)), groups.prompt_N, groups.usable_N, values, factors)
 
 
-def _rows(sweep: Sweep, arm: str, R: int, runs: list[tuple[int, StepGroups]]) -> list[dict[str, object]]:
+def _values(one: Alternative, groups: StepGroups) -> dict[str, Array] | None:
+    try:
+        return values_of(one, groups)
+    except ValueError:
+        return None
+
+
+def _rows(sweep: Sweep, arm: str, R: int, runs: list[RunValues]) -> list[dict[str, object]]:
     of_arm = sweep.runs[(sweep.runs["arm"] == arm) & (sweep.runs["R"] == R)]
     trained = {_trained(str(r.estimator), str(r.aggregation)) for r in of_arm.itertuples(index=False)}
     chosen = any(_resampled(sweep.configs[str(run)]) for run in of_arm["run"])
-    prompts = np.concatenate([groups.prompt_N for _, groups in runs])
-    by = Clusters(pd.factorize(prompts)[0], np.repeat([seed for seed, _ in runs], [len(g.step_N) for _, g in runs]))
-    usable = np.concatenate([groups.usable_N for _, groups in runs])
+    prompts = np.concatenate([run.prompt_N for run in runs])
+    by = Clusters(pd.factorize(prompts)[0], np.repeat([run.seed for run in runs], [len(run.prompt_N) for run in runs]))
+    usable = np.concatenate([run.usable_N for run in runs])
     common = {"arm": arm, "R": R, "groups": int(usable.sum()), "prompts": len(set(prompts[usable]))}
     rows: list[dict[str, object]] = []
     for one in alternatives():
         row: dict[str, object] = common | {
             "estimator": one.name, "trained_with": (one.declared.name, one.by_length) in trained,
-            "same_as": ", ".join(one.same), "source": one.declared.source,
-            "no_variance": CHOSEN if chosen else why_no_variance(one, R), "no_factor": why_no_factor(one),
-            "factor": float(np.mean([mean_factor(one, g) for _, g in runs])),
+            "same_as": ", ".join(one.same), "source": one.declared.source, "no_factor": why_no_factor(one),
+            "factor": float(np.mean([run.factors[one.name] for run in runs])),
         }  # fmt: skip
-        rows.append(row | _pooled(one, runs, by, row))
+        found = [run.values[one.name] for run in runs]
+        rows.append(row | _pooled(found, by, CHOSEN if chosen else why_no_variance(one, R)))
     empty = dict.fromkeys((f"{name}{end}" for name in QUANTITIES for end in ("", "_low", "_high")), math.nan)
     for name, why in NOT_HERE.items():
         rows.append(
@@ -113,23 +138,20 @@ def _rows(sweep: Sweep, arm: str, R: int, runs: list[tuple[int, StepGroups]]) ->
     return rows
 
 
-def _pooled(
-    one: Alternative, runs: list[tuple[int, StepGroups]], by: Clusters, row: Mapping[str, object]
-) -> dict[str, object]:
-    """The means of one row. An estimator that refuses the rewards of a group has none, and the row says so."""
-    try:
-        parts = [values_of(one, groups) for _, groups in runs]
-    except ValueError:
-        parts = [{name: np.full(len(groups.step_N), np.nan) for name in QUANTITIES} for _, groups in runs]
-        row = {"no_variance": UNSUITED}
-    values: dict[str, Array] = {name: np.concatenate([part[name] for part in parts]) for name in QUANTITIES}
-    if row["no_variance"]:
-        values["variance"] = np.full(len(by), np.nan)
-    found: dict[str, object] = {"no_variance": row["no_variance"]}
-    for name, each in values.items():
+def _pooled(found: list[dict[str, Array] | None], by: Clusters, no_variance: str) -> dict[str, object]:
+    """The means of one row from each run's values; none, and why, where the estimator refuses the rewards of one."""
+    parts = [part for part in found if part is not None]
+    no_variance = no_variance if len(parts) == len(found) else UNSUITED
+    pooled: dict[str, object] = {"no_variance": no_variance}
+    count = 0
+    for name in QUANTITIES:
+        each = np.full(len(by), np.nan)
+        if len(parts) == len(found) and not (name == "variance" and no_variance):
+            each = np.concatenate([part[name] for part in parts])
+        count = int(np.isfinite(each).sum()) if name == "variance" else count
         ends = with_ends(name, mean_over(each, by))
-        found |= {key: float(np.clip(end, -1, 1)) for key, end in ends.items()} if name == "cosine" else ends
-    return found | {"variance_groups": int(np.isfinite(values["variance"]).sum())}
+        pooled |= {key: float(np.clip(end, -1, 1)) for key, end in ends.items()} if name == "cosine" else ends
+    return pooled | {"variance_groups": count}
 
 
 def _trained(path: str, aggregation: str) -> tuple[str, bool]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import itertools
 import math
+from pathlib import Path
 
 import numpy as np
 import pandas as pd
@@ -215,6 +216,11 @@ def test_the_rows_that_an_arm_was_trained_with(
     monkeypatch.setattr(sweep, "runs", runs)
     found = estimator_table(sweep)
     assert list(found.loc[found["trained_with"] & (found["R"] == 4), "estimator"]) == rows
+
+
+def test_every_column_has_its_line_in_the_docs() -> None:
+    text = (Path(__file__).resolve().parents[3] / "docs" / "one_gram.md").read_text(encoding="utf-8")
+    assert all(f"`{name.removesuffix('_low').removesuffix('_high')}`" in text for name in COLUMNS)
 
 
 def test_the_section_says_why_a_cell_is_empty(sweep) -> None:
