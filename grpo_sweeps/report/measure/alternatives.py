@@ -77,7 +77,7 @@ def alternatives() -> tuple[Alternative, ...]:
         std = one.kind == "std"
         found.append(Alternative(one, also=("CISPO",) if std else ()))
         if std:
-            found.append(Alternative(one, by_length=True, also=("GRPO of arXiv 2402.03300", "GMPO")))
+            found.append(Alternative(one, by_length=True, also=("GRPO (2402.03300)", "GMPO")))
     return tuple(found)
 
 

@@ -169,7 +169,7 @@ def _resampled(config: Mapping[str, Any]) -> bool:
 def shown(table: pd.DataFrame) -> tuple[tuple[str, ...], tuple[tuple[str, ...], ...], tuple[str, ...]]:
     """The table as people read it: header, text cells, and what the letters in empty cells mean. Several arms are
     named."""
-    header = ("R", "estimator", "effective rank", "norm", "cosine with the group mean", "variance", "bias factor",
+    header = ("R", "estimator", "effective rank", "norm", "cosine", "variance", "bias factor",
               "the same here")  # fmt: skip
     arms = len(table) > 0 and table["arm"].nunique() > 1
     reasons = [why for why in dict.fromkeys(table[["no_variance", "no_factor"]].to_numpy().ravel().tolist()) if why]
