@@ -40,6 +40,7 @@ KL_PLACES = ("loss", "reward")
 GROUP_BASELINES = paths(lambda one: one.least_R > 1)
 STEP_BASELINES = paths(lambda one: one.least_N > 1)
 NO_BASELINE = paths(lambda one: one.kind == "none")
+UNIT_REWARDS = paths(lambda one: one.unit_rewards)
 GSM8K = "grpo_sweeps.tasks.gsm8k.gsm8k"
 MOST_ROLLOUTS = 65_536  # per group, and groups per step: more is a typing error that fills the memory
 MOST_UPDATES = 1024  # per step, each over all rollouts of the step
@@ -409,6 +410,12 @@ def _check_group(config: RunConfig) -> None:
             1,
             f"the baseline of estimator={name} needs at least R=2 rollouts in a group; R=1 works with "
             f"estimator=reinforce",
+        )
+    if config.objective.kl_in_reward and target in UNIT_REWARDS:
+        _fail(
+            "objective.kl_place",
+            config.objective.kl_place,
+            f"estimator={name} takes rewards from 0 to 1, and a KL taken off them leaves that range; loss is needed",
         )
     if config.R * config.groups == 1 and target in STEP_BASELINES:
         _fail("trainer.prompts", 1, f"the baseline of estimator={name} needs at least 2 rollouts in a step; set R=2")

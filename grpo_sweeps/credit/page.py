@@ -174,10 +174,10 @@ def _panel(title: str, profile: Profile, at: np.ndarray, x: str, whole: bool) ->
 
 
 def _points(ax: Axes, profile: Profile, at: np.ndarray, means: np.ndarray) -> None:
-    half = np.array([one.high - one.mean if one.known else 0.0 for one in profile.shares])
+    ends = [(one.mean - one.low, one.high - one.mean) if one.known else (0.0, 0.0) for one in profile.shares]
     filled = ax.errorbar(
-        at, means, yerr=half, color=BLUE, marker="o", linestyle="-", linewidth=1.0, elinewidth=1.0, capsize=2,
-        markersize=3.5,
+        at, means, yerr=np.transpose(ends), color=BLUE, marker="o", linestyle="-", linewidth=1.0, elinewidth=1.0,
+        capsize=2, markersize=3.5,
     )  # fmt: skip
     (opened,) = ax.plot(
         at, profile.noisy, color=ORANGE, marker="o", markerfacecolor="none", linestyle=DOTTED, linewidth=1.0,

@@ -34,7 +34,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from grpo_sweeps.maths.intervals import Interval, mean_interval
+from grpo_sweeps.maths.intervals import Interval, mean_interval, skewed_interval
 from grpo_sweeps.types import Array
 
 LEAST_CONTINUATIONS = 3  # `squared_surprise` needs two others beside each
@@ -155,7 +155,7 @@ def shares(values: Values, starts: Starts) -> Shares:
     total_P, total_noise_P = squares_PK.sum(axis=1), noise_PK.sum(axis=1)
     return Shares(
         value=mean_interval(starts.rewards_PM.mean(axis=1)),
-        variance=mean_interval(variance_P),
+        variance=skewed_interval(variance_P),
         total=over_prompts(ratios, np.column_stack([total_P, variance_P]))[0],
         total_noisy=float(ratios(np.array([(total_P + total_noise_P).mean(), variance_P.mean()]))[0]),
         uniform=over_prompts(ratios, np.column_stack([over_P, variance_P]))[0],
@@ -210,9 +210,10 @@ def root_ratio(means: Array) -> Array:
 def over_prompts(statistic: Statistic, columns_PX: Array, alpha: float = 0.05) -> list[Interval]:
     """A statistic of means over prompts with its 1 - alpha interval, by the jackknife that leaves one prompt out.
 
-    The half width is that of `intervals.mean_interval` over the P pseudo-values P S - (P - 1) S_without: Student's t
-    with P - 1 degrees of freedom. For a mean this is the ordinary interval. No random numbers; the tests compare it
-    with a bootstrap over prompts. NaN ends for one prompt, or where the statistic fails without one of them.
+    The ends are as far off as those of `intervals.skewed_interval` of the P pseudo-values P S - (P - 1) S_without:
+    Student's t with P - 1 degrees of freedom, corrected for their skewness, since squares and ratios are skewed. No
+    random numbers; the tests compare it with a bootstrap over prompts. NaN ends for one prompt, or where the statistic
+    fails without one of them.
     """
     P = len(columns_PX)
     whole_S = statistic(columns_PX.mean(axis=0))
@@ -222,7 +223,9 @@ def over_prompts(statistic: Statistic, columns_PX: Array, alpha: float = 0.05) -
     pseudo_PS = P * whole_S - (P - 1) * without_PS
     found = []
     for whole, pseudo_P in zip(whole_S.tolist(), pseudo_PS.T, strict=True):
-        known = mean_interval(pseudo_P, alpha=alpha) if np.isfinite(pseudo_P).all() else None
-        half = known.high - known.mean if known else UNKNOWN
-        found.append(Interval(whole, whole - half, whole + half, P, (P,)))
+        ends = UNKNOWN, UNKNOWN
+        if np.isfinite(pseudo_P).all():
+            about = skewed_interval(pseudo_P, alpha)
+            ends = whole - (about.mean - about.low), whole + (about.high - about.mean)
+        found.append(Interval(whole, *ends, P, (P,)))
     return found

@@ -5,16 +5,19 @@ An estimator that names a parameter `lengths_GR` is given the completions' lengt
 """
 
 from grpo_sweeps.estimators.aggregation import AGGREGATIONS, row_weights
-from grpo_sweeps.estimators.batch import batch_mean, reinforce_plus_plus, reinforce_plus_plus_baseline
-from grpo_sweeps.estimators.declared import DECLARATIONS, Declaration, weight_on
+from grpo_sweeps.estimators.batch import batch_mean, bnpo, reinforce_plus_plus, reinforce_plus_plus_baseline
+from grpo_sweeps.estimators.declared import DECLARATIONS, FROM_GRAM, Declaration, weight_on
+from grpo_sweeps.estimators.from_gram import salt, score_norm
 from grpo_sweeps.estimators.group import dapo, dr_grpo, grpo, grpo_std, opo, rloo
 from grpo_sweeps.estimators.reinforce import reinforce
 
 __all__ = [
     "AGGREGATIONS",
     "DECLARATIONS",
+    "FROM_GRAM",
     "Declaration",
     "batch_mean",
+    "bnpo",
     "dapo",
     "dr_grpo",
     "grpo",
@@ -25,5 +28,7 @@ __all__ = [
     "reinforce_plus_plus_baseline",
     "rloo",
     "row_weights",
+    "salt",
+    "score_norm",
     "weight_on",
 ]

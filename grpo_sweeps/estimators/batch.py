@@ -6,6 +6,8 @@ advantage is exactly zero, judged by max - min as for a group.
 
 from __future__ import annotations
 
+import math
+
 import numpy as np
 from numpy.typing import ArrayLike
 
@@ -82,6 +84,47 @@ def reinforce_plus_plus_baseline(rewards_GR: ArrayLike, ddof: Ddof = 0, eps: Eps
     """
     check_scale(ddof, eps, "N")
     return _over_step_std(grpo(rewards_GR), ddof, eps)
+
+
+LARGEST_SCALE = 1e6
+"""The most that `bnpo` multiplies a group by, as in its authors' code."""
+
+
+def bnpo(rewards_GR: ArrayLike) -> Array:
+    """Group mean over a Beta density: A_i = (r_i - p_g) / f(p_g; alpha, beta) (BNPO, arXiv 2506.02864).
+
+    p_g is the group's mean reward and f the density of Beta(alpha, beta), alpha = max(1, 1 + a/3), beta = max(1, 1 +
+    b/3). (a, b) are the Beta distribution that has the mean m and the variance v (ddof 1) of the step's p_g: a = m c, b
+    = (1 - m) c, c = m (1 - m)/v - 1. Groups with an unusual mean for the step weigh more. With one group, or where all
+    p_g are equal and no v is left, alpha = beta = 1 and the advantages are those of `grpo`.
+
+    These are the equations of its authors' code, without its affine map of other rewards to 0 .. 1. TRL's loss type of
+    the same name is another thing: a mean over the tokens of the batch.
+
+    Args:
+        rewards_GR: (G, R) rewards from 0 to 1, R >= 2.
+
+    Returns:
+        (G, R) advantages without unit, float64.
+
+    Raises:
+        ValueError: if the rewards are not (G, R) with R >= 2, or one is outside 0 to 1.
+    """
+    centred_GR, rewards = grpo(rewards_GR), np.asarray(rewards_GR, dtype=np.float64)
+    if not (rewards.min() >= 0 and rewards.max() <= 1):
+        raise ValueError(f"rewards from {rewards.min():g} to {rewards.max():g}: bnpo needs rewards from 0 to 1")
+    p_G = rewards.mean(axis=1)
+    mean, variance = float(p_G.mean()), float(p_G.var(ddof=1)) if len(p_G) > 1 else 0.0
+    if not variance > 0 or p_G.max() == p_G.min():
+        return centred_GR
+    count = mean * (1 - mean) / variance - 1
+    alpha, beta = max(1.0, 1 + mean * count / 3), max(1.0, 1 + (1 - mean) * count / 3)
+    inside_G = centred_GR.any(axis=1)  # then 0 < p_g < 1
+    p_G = np.where(inside_G, p_G, 0.5)
+    constant = math.lgamma(alpha) + math.lgamma(beta) - math.lgamma(alpha + beta)
+    log_scale_G = constant - (alpha - 1) * np.log(p_G) - (beta - 1) * np.log1p(-p_G)
+    scale_G = np.exp(np.minimum(log_scale_G, math.log(LARGEST_SCALE)))
+    return centred_GR * scale_G[:, None]
 
 
 def _over_step_std(centred_GR: Array, ddof: int, eps: float) -> Array:

@@ -14,15 +14,16 @@ from typing import Any, Literal, Protocol
 
 import numpy as np
 
-from grpo_sweeps.estimators.batch import batch_mean, reinforce_plus_plus, reinforce_plus_plus_baseline
+from grpo_sweeps.estimators.batch import batch_mean, bnpo, reinforce_plus_plus, reinforce_plus_plus_baseline
 from grpo_sweeps.estimators.foreign import on_arrays, takes_lengths
+from grpo_sweeps.estimators.from_gram import salt, score_norm
 from grpo_sweeps.estimators.group import dapo, dr_grpo, grpo, grpo_std, opo, rloo
 from grpo_sweeps.estimators.reinforce import reinforce
 from grpo_sweeps.types import Array
 
 Kind = Literal[
     "none", "group mean", "leave-one-out", "std", "group mean by length", "step mean", "step mean and std",
-    "std of the step",
+    "std of the step", "Beta density", "leave-one-out by score norm", "std and projector",
 ]  # fmt: skip
 """What is subtracted from the rewards, and by what they are divided."""
 
@@ -49,6 +50,8 @@ class Declaration:
     scale_invariant: bool = False  # A(a r) = A(r) for a > 0, exact for eps = 0; otherwise A(a r) = a A(r)
     batch_dependent: bool = False  # a group's A depends on the step's other groups
     needs_lengths: bool = False
+    needs_gram: bool = False  # of the group's scores: for stored groups alone, no choice of the configuration
+    unit_rewards: bool = False  # takes rewards from 0 to 1 alone; nothing is declared of a scale
     least_R: int = 2  # rollouts in a group
     least_N: int = 1  # rollouts in a step, where that asks for more
     ddof: int | None = None  # defaults of the function; None where it divides by no standard deviation
@@ -67,7 +70,7 @@ class Declaration:
     @property
     def by_group(self) -> bool:
         """Do the rewards of its own group alone decide an advantage?"""
-        return not (self.batch_dependent or self.needs_lengths)
+        return not (self.batch_dependent or self.needs_lengths or self.needs_gram)
 
 
 def _unbiased(R: int, G: int = 1) -> float:
@@ -122,8 +125,23 @@ _TABLE = (
         batch_dependent=True,
         zero_sum_group=True, zero_sum_step=True, zero_when_equal=True, shift_invariant=True, scale_invariant=True,
     ),
+    Declaration(
+        bnpo, "Beta density", "arXiv 2506.02864", None, batch_dependent=True, unit_rewards=True,
+        zero_sum_group=True, zero_sum_step=True, zero_when_equal=True,
+    ),
 )  # fmt: skip
 DECLARATIONS: Mapping[str, Declaration] = {one.name: one for one in _TABLE}
+FROM_GRAM = (
+    Declaration(
+        score_norm, "leave-one-out by score norm", "Weaver & Tao 2001; Greensmith et al. 2004", _unbiased,
+        zero_when_equal=True, shift_invariant=True, needs_gram=True,
+    ),
+    Declaration(
+        salt, "std and projector", "arXiv 2606.05800", None, ddof=1, eps=1e-4,
+        zero_when_equal=True, shift_invariant=True, scale_invariant=True, needs_gram=True,
+    ),
+)  # fmt: skip
+"""Those that need the Gram of a group's scores. They are told apart from `DECLARATIONS`, which can be trained with."""
 DISTINCT = tuple(one for one in _TABLE if not one.advantages_of)
 """Those whose advantages are no other's."""
 

@@ -13,6 +13,7 @@ from grpo_sweeps.paper import ARXIV
 from grpo_sweeps.publish.drawing import Plot, rendered
 from grpo_sweeps.publish.formats import csv, latex, markdown
 from grpo_sweeps.publish.page import Section, files_of, now, public, utc, versions, with_manifest, write
+from grpo_sweeps.report.claims.premise import premise_section
 from grpo_sweeps.report.claims.verdicts import Claim, claims_frame, claims_markdown, judge_claims
 from grpo_sweeps.report.design.best_size import best_size_section, best_size_table, best_sizes
 from grpo_sweeps.report.design.pool import pool_section, pool_studies, pool_table
@@ -26,6 +27,7 @@ from grpo_sweeps.report.page import render_page
 from grpo_sweeps.report.read.query import ReportError, Sweep, load_sweep
 from grpo_sweeps.report.remarks import check_commits, missing, wrong
 from grpo_sweeps.report.tables import pooled as table
+from grpo_sweeps.report.tables.estimators import estimator_markdown, estimator_section, estimator_table
 from grpo_sweeps.report.tables.layers import layer_table, update_parts, update_steps
 from grpo_sweeps.report.tables.logged import curve_table, float32_section, float32_table
 from grpo_sweeps.report.tables.pooled import headline
@@ -81,10 +83,14 @@ def contents(
         tables |= {"updates": steps, "update_layers": parts}
     about_design = design(sweep)
     tables |= about_design.tables
+    estimators = estimator_table(sweep)
+    if len(estimators):
+        tables["estimators"] = estimators
     in_float32 = float32_table(sweep)
     if len(in_float32):
         tables["float32"] = in_float32
-    sections = [*float32_section(in_float32), *about_design.sections]
+    sections = [*float32_section(in_float32), *estimator_section(estimators), *premise_section(layers)]
+    sections += about_design.sections
     header, rows = headline(tables["table1"])
     plots = curves_figures(sweep, tables["curves"])
     plots += [*spectral_plots(sweep, tables["by_k"], layers, steps, parts), *about_design.plots]
@@ -94,6 +100,7 @@ def contents(
     texts |= {
         "table1.md": markdown(header, rows) + f"\n{CAPTION}\n",
         "table1.tex": latex(header, rows, CAPTION, f"tab:{sweep.name}"),
+        **({"estimators.md": estimator_markdown(estimators)} if len(estimators) else {}),
         "claims.csv": csv(claims_frame(claims)),
         "claims.md": claims_markdown(claims),
         "index.html": render_page(sweep, tables, claims, plots, images, lacking, sections, looks_wrong),

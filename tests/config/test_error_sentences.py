@@ -140,6 +140,10 @@ CASES: dict[str, tuple[str, ...]] = {
         "objective.value_every=8",
         "objective.kl_place=loss is needed",
     ),
+    "estimator=bnpo objective.kl_beta=0.1 objective.kl_place=reward": (
+        "objective.kl_place=reward: estimator=bnpo takes rewards from 0 to 1",
+        "loss is needed",
+    ),
     "objective.resample=maybe": ("objective.resample=maybe: true or false is expected",),
     "objective.resample_rounds=0": ("objective.resample_rounds=0: at least 1 is needed",),
     "R=1 estimator=reinforce objective.resample=true": ("objective.resample=true", "R=2 or more is needed"),

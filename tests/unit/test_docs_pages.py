@@ -71,12 +71,14 @@ def test_the_tables_list_every_page() -> None:
 
 def declared_rows(one: Declaration) -> dict[str, str]:
     scale = "none to set" if one.ddof is None else f"ddof = {one.ddof}, eps = {one.eps:.0e}".replace("e-0", "e-")
-    return {
+    scaled = "neither A(r) nor a A(r)" if one.unit_rewards else "a A(r)"
+    range_of = {"takes rewards": "from 0 to 1"} if one.unit_rewards else {}
+    return range_of | {
         "the advantages of a group sum to 0": YES[one.zero_sum_group],
         "those of a step sum to 0": YES[one.zero_sum_step],
         "a group of equal rewards has advantages of exactly 0": YES[one.zero_when_equal],
         "A(r + b) = A(r), one b for the step": YES[one.shift_invariant],
-        "A(a r) for a > 0": "A(r), exactly where eps = 0" if one.scale_invariant else "a A(r)",
+        "A(a r) for a > 0": "A(r), exactly where eps = 0" if one.scale_invariant else scaled,
         "depends on the step's other groups": YES[one.batch_dependent],
         "needs the completions' lengths": YES[one.needs_lengths],
         "least rollouts: of a group, of a step": f"{one.least_R}, {max(one.least_R, one.least_N)}",

@@ -6,7 +6,14 @@ import numpy as np
 import pytest
 
 from grpo_sweeps.maths import intervals
-from grpo_sweeps.maths.intervals import Interval, bounded_interval, mean_interval, paired_difference, share_interval
+from grpo_sweeps.maths.intervals import (
+    Interval,
+    bounded_interval,
+    mean_interval,
+    paired_difference,
+    share_interval,
+    skewed_interval,
+)
 
 
 def clustered(rng, seeds=4, prompts=30, per_seed=40, seed_sd=0.0, prompt_sd=1.0, noise=0.5):
@@ -49,6 +56,39 @@ def test_coverage(seeds, seed_sd):
         interval = mean_interval(values, prompt, seed)
         hits.append(interval.low <= 0 <= interval.high)
     assert 0.91 <= np.mean(hits) <= 1.0
+
+
+@pytest.mark.parametrize("x", [[0.0, 0.1, 0.2, 0.4, 3.0], [-5.0, 1.0, 1.5, 2.0], [0.0, 0.0, 0.0, 1.0]])
+def test_the_ends_of_a_skewed_interval_solve_halls_equation(x):
+    """By bisection of the increasing g, from the definition."""
+    x = np.array(x)
+    n, s = len(x), x.std(ddof=1)
+    c = n / ((n - 1) * (n - 2)) * sum(((v - x.mean()) / s) ** 3 for v in x)
+    q = intervals.t_quantile(0.975, n - 1)
+
+    def g(t):
+        return t + c * t**2 / (3 * n**0.5) + c**2 * t**3 / (27 * n) + c / (6 * n**0.5)
+
+    got = skewed_interval(x)
+    for end, wanted in ((got.low, q), (got.high, -q)):
+        assert g(n**0.5 * (x.mean() - end) / s) == pytest.approx(wanted)
+    assert (got.high - x.mean() > x.mean() - got.low) == (c > 0), "longer on the side of the long tail"
+
+
+def test_a_skewed_interval_of_few_or_equal_values():
+    assert not skewed_interval([1.0]).known
+    for x in ([1.0, 4.0], [2.0, 2.0, 2.0], [1.0, 2.0, 4.0, 5.0]):
+        plain, got = mean_interval(x), skewed_interval(x)
+        assert (got.mean, got.low, got.high) == pytest.approx((plain.mean, plain.low, plain.high))
+
+
+def test_a_skewed_interval_holds_the_mean_of_skewed_values_more_often():
+    rng = np.random.default_rng(5)
+    drawn = rng.gamma(0.5, size=(4000, 10))
+    plain, skewed = (
+        np.mean([one.low <= 0.5 <= one.high for one in map(of, drawn)]) for of in (mean_interval, skewed_interval)
+    )
+    assert plain < 0.88 and skewed > plain + 0.03, (plain, skewed)
 
 
 def test_two_way_is_never_narrower_in_variance_than_either_way():

@@ -6,6 +6,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from grpo_sweeps.estimators import row_weights
 from grpo_sweeps.exact import SoftmaxPolicy, binary, enumerate_policy
 from grpo_sweeps.exact.enumeration import from_here_on
 from grpo_sweeps.maths.objective import KL_ESTIMATORS, RATIOS, kl, kl_in_reward, kl_slope, surrogate
@@ -273,3 +274,30 @@ def test_what_does_not_fit_is_named(changes: dict, words: str) -> None:
         surrogate(**{"ratio": "token", **arguments, **changes})
     with pytest.raises(ValueError, match="estimator=k4: allowed are k1, k2, k3"):
         kl(logp, old, mask, "k4")
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_cispo_and_gmpo_are_plain_and_by_length_at_the_first_update_of_a_batch(seed: int) -> None:
+    """CISPO (arXiv 2506.13585): sg[clip(rho)] A log pi, a mean over the tokens of the batch. GMPO (arXiv 2507.20673):
+    A times the geometric mean of a rollout's clipped ratios, a mean over rollouts. At ratio 1 no bound is met and their
+    gradients are those of `none` with the aggregations token_mean and length; at the second update they are not."""
+    logp, old, advantages, _, mask = batch(seed)
+    lengths = mask.sum(dim=1)
+
+    def losses(now: Tensor, old: Tensor) -> dict[str, Tensor]:
+        log_rho = (now - old) * mask
+        cispo = (
+            log_rho.exp().clamp(1 - LOW, 1 + HIGH).detach() * advantages[:, None] * now * mask
+        ).sum() / lengths.sum()
+        sign = advantages.sign()[:, None]
+        bounded = torch.minimum(sign * log_rho, sign * log_rho.clamp(-0.4, 0.4)) * sign
+        gmpo = ((bounded.sum(dim=1) / lengths).exp() * advantages).mean()
+        return {"token_mean": -cispo, "length": -gmpo}
+
+    for aggregation in ("token_mean", "length"):
+        weights = torch.from_numpy(row_weights(torch.ones_like(advantages)[None], lengths[None], aggregation, T)[0])
+        plain = surrogate(logp, old, advantages, weights, mask).coefficients_BT
+        for before, first in ((logp, True), (old, False)):
+            now = logp.clone().requires_grad_()
+            (gradient,) = torch.autograd.grad(losses(now, before)[aggregation], now)
+            assert torch.allclose(-gradient, plain, rtol=0, atol=EXACT) == first, aggregation

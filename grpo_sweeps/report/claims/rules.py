@@ -45,8 +45,14 @@ SLOPES = {
 }  # fmt: skip
 """C5: slope of log norm on log sqrt(k(R-k))/R where noise and where signal rules, by kind of advantage."""
 
+NO_SLOPE = ("Beta density",)
+"""C5 says nothing of these kinds: a density fitted to each step divides every k by a number of its own."""
+
 SLOPE_MARGIN = 0.25
 """C5: how far beyond these ends the slope's interval may reach; noise alone sits on an end."""
+
+LIKE = 0.9
+"""A part's Gram is like the whole one where correlation and cosine with it are above this."""
 
 MIN_PER_K = 5
 """C5: groups below which a k takes no part in the slope."""

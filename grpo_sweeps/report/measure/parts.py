@@ -15,9 +15,11 @@ with weights w and Gram K, and K_p the Gram over the parameters of part p (the K
     effective rank   of diag(w) K_p diag(w), rows of equal texts made one
     energy share     tr diag(w) K_p diag(w) / tr diag(w) K diag(w): of the sum of the squared norms of the R rows
     norm share       w'K_p w / w'K w: of the squared norm of the rows' sum, the group's own gradient
+    correlation      of the entries of K_p and K off the diagonal, between different texts, each pair once
+    cosine           of the leading eigenvectors of K_p and K, without sign
 
 The Gram of a layer, or of all parameters of one kind, is the sum of its parameters' Grams. One run is read at a time
-and one part of it is measured at a time, so that hundreds of parameters times thousands of groups need three numbers
+and one part of it is measured at a time, so that hundreds of parameters times thousands of groups need five numbers
 each, not R^2.
 """
 
@@ -31,7 +33,7 @@ from typing import NamedTuple
 import numpy as np
 
 from grpo_sweeps import spectra
-from grpo_sweeps.spectra.equal import merged
+from grpo_sweeps.spectra.equal import Labels, merged
 from grpo_sweeps.spectra.records import own_precision, same_rows
 from grpo_sweeps.types import Array, GroupRecord
 
@@ -152,8 +154,9 @@ def depth_key(layer: str) -> tuple[int, int]:
 
 @dataclass(frozen=True)
 class Parts:
-    """The parts of N groups of one run. values: part -> (3, N) effective rank, energy share, norm share; NaN where
-    there is none. prompts: (N,) problem of each group, for the intervals. by: layer | parameter."""
+    """The parts of N groups of one run. values: part -> (5, N) effective rank, energy share, norm share, correlation
+    and cosine with the whole; NaN where there is none. prompts: (N,) problem of each group, for the intervals. by:
+    layer | parameter."""
 
     run: str
     by: str
@@ -199,7 +202,7 @@ def _weights(record: GroupRecord) -> Array:
 def _measured(
     records: Sequence[GroupRecord], names: Sequence[str], by: str, dtype: str | None
 ) -> Iterator[tuple[Part, Array]]:
-    """Each part with its (3, N) values. Sums over parameters grow while these are gone through: one Gram per layer and
+    """Each part with its (5, N) values. Sums over parameters grow while these are gone through: one Gram per layer and
     kind is held, never one per parameter."""
     whole = _Whole(records, dtype)
     yield Part("whole", ALL, ALL), whole.values(whole.gram_NRR)
@@ -233,7 +236,7 @@ class _Whole:
         self.has_norm_N = self.norm_N > error_N
 
     def values(self, part_NRR: Array) -> Array:
-        """(3, N): effective rank, energy share, norm share of a part with Grams (N, R, R)."""
+        """(5, N): effective rank, energy share, norm share, correlation and cosine of a part with Grams (N, R, R)."""
         weighted_NRR = spectra.weighted_gram(part_NRR, self.weights_NR)
         values_NR = spectra.singular_values(*merged(part_NRR, self.weights_NR, self.rows_NR))
         energy_N = np.trace(weighted_NRR, axis1=-2, axis2=-1)
@@ -243,5 +246,39 @@ class _Whole:
                 np.asarray(spectra.effective_rank(values_NR), dtype=float),
                 energy_N / self.energy_N,
                 np.divide(weighted_NRR.sum(axis=(-2, -1)), self.norm_N, out=missing_N, where=self.has_norm_N),
+                off_diagonal_correlation(part_NRR, self.gram_NRR, self.rows_NR),
+                leading_cosine(part_NRR, self.gram_NRR),
             ]
         )
+
+
+LEAST_PAIRS = 3  # of different texts: the correlation of two is 1 or -1
+
+
+def off_diagonal_correlation(first_NRR: Array, second_NRR: Array, same_NR: Labels) -> Array:
+    """(N,) correlation of two Grams' entries i < j, pairs of equal texts left out; NaN for fewer than `LEAST_PAIRS`, or
+    where the entries of one are all equal.
+
+    >>> gram = np.array([[[4.0, 1.0, 2.0], [1.0, 9.0, 5.0], [2.0, 5.0, 1.0]]])
+    >>> off_diagonal_correlation(gram, 3 - 2 * gram, np.array([[0, 1, 2]])).round(12).tolist()
+    [-1.0]
+    """
+    i, j = np.triu_indices(first_NRR.shape[-1], 1)
+    counts_NP = same_NR[:, i] != same_NR[:, j]
+    number_N = counts_NP.sum(axis=1)
+    centred = []
+    for gram_NRR in (first_NRR, second_NRR):
+        pairs_NP = np.where(counts_NP, gram_NRR[:, i, j], 0.0)
+        mean_N = pairs_NP.sum(axis=1) / np.maximum(number_N, 1)
+        centred.append(np.where(counts_NP, pairs_NP - mean_N[:, None], 0.0))
+    x_NP, y_NP = centred
+    size_N = np.sqrt((x_NP**2).sum(axis=1) * (y_NP**2).sum(axis=1))
+    known_N = (number_N >= LEAST_PAIRS) & (size_N > 0)
+    return np.divide((x_NP * y_NP).sum(axis=1), size_N, out=np.full(len(size_N), np.nan), where=known_N)
+
+
+def leading_cosine(first_NRR: Array, second_NRR: Array) -> Array:
+    """(N,) absolute cosine of the leading eigenvectors of two Grams; NaN where one is zero."""
+    vectors = [np.linalg.eigh((K + np.swapaxes(K, 1, 2)) / 2)[1][:, :, -1] for K in (first_NRR, second_NRR)]
+    known_N = (np.trace(first_NRR, axis1=1, axis2=2) > 0) & (np.trace(second_NRR, axis1=1, axis2=2) > 0)
+    return np.where(known_N, np.abs((vectors[0] * vectors[1]).sum(axis=1)), np.nan)

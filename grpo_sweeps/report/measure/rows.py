@@ -103,18 +103,18 @@ def table_rows(table: pa.Table, seed: int, dtype: str | None) -> pd.DataFrame:
 
 def _plain(table: pa.Table, R: int) -> dict[str, NDArray]:
     """The columns that need no Gram, for groups of one R."""
-    rewards_NR = _matrix(table, "rewards", R)
+    rewards_NR = matrix_of(table, "rewards", R)
     binary_N = np.isin(rewards_NR, (0.0, 1.0)).all(axis=1)
     k_N = np.where(binary_N, rewards_NR.sum(axis=1), np.nan)
     own = {
         "mixed": rewards_NR.max(axis=1) > rewards_NR.min(axis=1),
         "binary": binary_N,
         "k": k_N,
-        "correct": _matrix(table, "strict", R).sum(axis=1),
+        "correct": matrix_of(table, "strict", R).sum(axis=1),
         "reward_mean": rewards_NR.mean(axis=1),
-        "mean_length": _matrix(table, "lengths", R).mean(axis=1),
+        "mean_length": matrix_of(table, "lengths", R).mean(axis=1),
     }
-    return own | advantage_columns(rewards_NR, _matrix(table, "advantages", R), _matrix(table, "weights", R), k_N)
+    return own | advantage_columns(rewards_NR, matrix_of(table, "advantages", R), matrix_of(table, "weights", R), k_N)
 
 
 def _together(table: pa.Table, R: int, binary_N: NDArray, precision_N: Array) -> Iterator[tuple[NDArray, Groups]]:
@@ -130,31 +130,31 @@ def _together(table: pa.Table, R: int, binary_N: NDArray, precision_N: Array) ->
 
 
 def _groups(table: pa.Table, R: int, binary_N: NDArray, precision_N: Array, scores: bool) -> Groups:
-    gram_NRR = _matrix(table, "gram", R * R).reshape(-1, R, R)
+    gram_NRR = matrix_of(table, "gram", R * R).reshape(-1, R, R)
     return Groups(
         step_N=table["step"].to_numpy(),
         group_N=table["group"].to_numpy(),
         gram_NRR=gram_NRR,
-        weights_NR=_matrix(table, "weights", R),
-        rewards_NR=_matrix(table, "rewards", R),
-        advantages_NR=_matrix(table, "advantages", R),
+        weights_NR=matrix_of(table, "weights", R),
+        rewards_NR=matrix_of(table, "rewards", R),
+        advantages_NR=matrix_of(table, "advantages", R),
         binary_N=binary_N,
         floor_N=precision_N,
-        same_NR=_same(table, R, gram_NRR),
+        same_NR=same_of(table, R, gram_NRR),
         scores=scores,
     )
 
 
-def _same(table: pa.Table, R: int, gram_NRR: Array) -> Labels:
+def same_of(table: pa.Table, R: int, gram_NRR: Array) -> Labels:
     """(N, R) for each rollout the first with the same text; where a record does not say, by the rows' cosine."""
     found = same_as_by_cosine(gram_NRR)
     said = np.flatnonzero(pc.list_value_length(table["same_as"]).to_numpy() > 0)
     if len(said):
-        found[said] = _matrix(table.take(pa.array(said)), "same_as", R)
+        found[said] = matrix_of(table.take(pa.array(said)), "same_as", R)
     return found
 
 
-def _matrix(table: pa.Table, name: str, length: int) -> Array:
+def matrix_of(table: pa.Table, name: str, length: int) -> Array:
     """(N, length) of a column of lists that all have this length."""
     column = table[name]
     if not pc.all(pc.equal(pc.list_value_length(column), length)).as_py():

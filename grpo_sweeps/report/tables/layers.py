@@ -24,7 +24,9 @@ from grpo_sweeps.report.tables.pooled import with_ends
 
 COLUMNS = [
     "R", "arm", "level", "layer", "kind", "name", "effective_rank", "ci_low", "ci_high", "energy_share",
-    "energy_share_low", "energy_share_high", "norm_share", "groups", "groups_with_rank", "seeds",
+    "energy_share_low", "energy_share_high", "norm_share",
+    *(f"{name}{end}" for name in ("correlation", "cosine") for end in ("", "_low", "_high")), "groups",
+    "groups_with_rank", "seeds",
 ]  # fmt: skip
 STEP_METRICS = {
     "changed_share": "update/changed_share",
@@ -60,13 +62,14 @@ def layer_table(sweep: Sweep) -> pd.DataFrame:
 def _row(cell: Iterable[Parts], part: Part, seed_of: dict[str, int]) -> dict[str, object]:
     """Means and intervals of one part over the groups of all runs that have it."""
     having = [p for p in cell if part in p.values]
-    values_3N = np.concatenate([p.values[part] for p in having], axis=1)
+    values_5N = np.concatenate([p.values[part] for p in having], axis=1)
     prompts = np.concatenate([p.prompts for p in having])
     seeds = np.repeat([seed_of[p.run] for p in having], [len(p.prompts) for p in having])
-    rank, energy, norm = (mean_interval(values_N, prompts, seeds) for values_N in values_3N)
+    rank, energy, norm, correlation, cosine = (mean_interval(values_N, prompts, seeds) for values_N in values_5N)
     return {
         "effective_rank": rank.mean, "ci_low": rank.low, "ci_high": rank.high, "norm_share": norm.mean,
-        **with_ends("energy_share", energy), "groups": energy.n, "groups_with_rank": rank.n,
+        **with_ends("energy_share", energy), **with_ends("correlation", correlation), **with_ends("cosine", cosine),
+        "groups": energy.n, "groups_with_rank": rank.n,
         "seeds": len(np.unique(seeds)),
     }  # fmt: skip
 

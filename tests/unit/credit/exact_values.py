@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cache
 from typing import Any
 
 import numpy as np
@@ -31,6 +32,7 @@ def tokens_of(e: Enumeration, n: int) -> tuple[int, ...]:
     return tuple(e.tokens_NT[n, : int(e.lengths_N[n])].tolist())
 
 
+@cache
 def ahead_of(e: Enumeration) -> dict[tuple[int, ...], Ahead]:
     """By prefix, from the definition: every sequence is compared with every prefix."""
     rewards, p, words = e.rewards_N.numpy(), e.p_N.numpy(), [tokens_of(e, n) for n in range(len(e.p_N))]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 
+import matplotlib.pyplot as plt
 import numpy as np
 import pytest
 
@@ -56,6 +57,21 @@ def sampled_of(values_NE: list[list[float]]) -> Sampled:
 
 
 USUAL = [[0.5, 0.25, 0.75, 1.0], [0.5, 0.45, 0.0, 0.0]]
+
+
+def test_bars_end_where_the_intervals_do() -> None:
+    """They are longer on the side of the long tail."""
+    rng = np.random.default_rng(0)
+    credits = rng.gamma(0.3, size=(12, 1))
+    values = Values(np.arange(12), np.tile([0, 1], (12, 1)), np.hstack([np.zeros((12, 1)), credits]), np.zeros((12, 2)))
+    found = shares(values, Starts(np.tile([0.0, 1.0, 1.0], (12, 1)), np.ones((12, 3), dtype=int)))
+    figure, ax = plt.subplots()
+    profile_plot(found, 1, "words").panels[1].draw(ax)
+    (bar,) = ax.collections[0].get_segments()
+    (one,) = found.by_segment.shares
+    plt.close(figure)
+    assert (bar[0, 1], bar[1, 1]) == pytest.approx((one.low, one.high))
+    assert one.high - one.mean > 1.2 * (one.mean - one.low)
 
 
 def page_of(sampled: Sampled) -> str:

@@ -8,10 +8,11 @@ import numpy as np
 import pytest
 
 from grpo_sweeps.credit.shares import Starts, Values, by_prompt, over_prompts, overlaps, ratios, root_ratio, shares
-from grpo_sweeps.exact import Enumeration, SoftmaxPolicy, binary, several_prompts
-from grpo_sweeps.maths.intervals import mean_interval
+from grpo_sweeps.exact import Enumeration
+from grpo_sweeps.maths.intervals import mean_interval, skewed_interval
 from grpo_sweeps.science import credit
-from tests.unit.credit.exact_values import drawn, together
+from tests.unit.credit.coverage import coverage, population
+from tests.unit.credit.exact_values import drawn
 
 
 def correlation(e: Enumeration) -> float:
@@ -71,11 +72,12 @@ def test_a_mean_by_prompt_is_the_plain_one() -> None:
     np.testing.assert_allclose(by_prompt(x, prompt_N), slow)
 
 
-def test_the_interval_of_a_mean_is_the_ordinary_one() -> None:
-    x = np.random.default_rng(0).normal(size=(9, 2))
-    for one, column in zip(over_prompts(lambda means: means, x), x.T, strict=True):
-        expected = mean_interval(column)
-        assert (one.mean, one.low, one.high) == pytest.approx((expected.mean, expected.low, expected.high))
+def test_the_interval_of_a_mean_is_that_of_skewed_values_and_the_ordinary_one_without_skewness() -> None:
+    half = np.random.default_rng(0).gamma(1.0, size=(9, 2))
+    for x, expected in ((half, skewed_interval), (np.concatenate([half, -half]), mean_interval)):
+        for one, column in zip(over_prompts(lambda means: means, x), x.T, strict=True):
+            wanted = expected(column)
+            assert (one.mean, one.low, one.high) == pytest.approx((wanted.mean, wanted.low, wanted.high))
 
 
 @pytest.mark.parametrize("statistic", [ratios, root_ratio])
@@ -95,22 +97,7 @@ def test_an_interval_that_hangs_on_one_prompt_is_not_known() -> None:
     assert not over_prompts(ratios, np.array([[0.1, 0.2]]))[0].known
 
 
-def population(size: int = 24) -> list[Enumeration]:
-    policy = SoftmaxPolicy(prompts=size, tokens=3, max_length=4, seed=8)
-    return several_prompts(policy, [binary(3, i % 3) for i in range(size)])
-
-
 def test_intervals_over_prompts_hold_the_truth() -> None:
     """Prompts drawn from a population whose shares are known by enumeration: 95% intervals, in 300 repeats."""
-    everyone, rng, repeats, P = population(), np.random.default_rng(4), 300, 12
-    sigma2 = np.array([e.sigma2 for e in everyone])
-    found_T = [credit.credit(e) for e in everyone]
-    first = float(np.mean([c.by_position_T[0] * s for c, s in zip(found_T, sigma2, strict=True)]) / sigma2.mean())
-    uniform = float(np.mean([c.share * s for c, s in zip(found_T, sigma2, strict=True)]) / sigma2.mean())
-    hits = np.zeros(3)
-    for _ in range(repeats):
-        picked = rng.integers(len(everyone), size=P)
-        found = shares(*together([drawn(everyone[i], 2, 8, rng, p) for p, i in enumerate(picked)]))
-        pairs = ((found.total, 1.0), (found.by_segment.shares[0], first), (found.uniform, uniform))
-        hits += [one.low <= truth <= one.high for one, truth in pairs]
-    assert (hits / repeats > 0.88).all(), hits / repeats
+    hits = coverage(population(8, 3), prompts=12, continuations=8, repeats=300, seed=4)
+    assert min(hits[name] for name in ("sum", "first token", "uniform")) > 0.91, hits

@@ -11,8 +11,9 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from scipy import stats
 
-from grpo_sweeps.estimators import DECLARATIONS, grpo, grpo_std, opo, reinforce, reinforce_plus_plus, rloo
+from grpo_sweeps.estimators import DECLARATIONS, bnpo, grpo, grpo_std, opo, reinforce, reinforce_plus_plus, rloo
 
 GROUP_BASELINES = [grpo, grpo_std, rloo]
 rewards = st.integers(2, 9).flatmap(
@@ -23,6 +24,7 @@ rewards = st.integers(2, 9).flatmap(
 # By hand for the rewards and lengths below, eps = 0: (advantages of the first group, of the second).
 REWARDS, LENGTHS = [[1.0, 0.0, 0.0], [1.0, 1.0, 0.0]], [[1, 2, 3], [4, 1, 1]]
 third, root = 1 / 3, math.sqrt(3)
+BETA = math.gamma(19 / 6) / math.gamma(19 / 12) ** 2 * (2 / 9) ** (7 / 12)  # density of Beta(19/12, 19/12) at 1/3
 GOLDEN = {
     "grpo": ([2 * third, -third, -third], [third, third, -2 * third]),  # means 1/3 and 2/3
     "dr_grpo": ([2 * third, -third, -third], [third, third, -2 * third]),
@@ -36,6 +38,8 @@ GOLDEN = {
     "reinforce_plus_plus_baseline": (  # squares 2/3 + 2/3, over 6: std sqrt(2)/3
         [math.sqrt(2), -math.sqrt(0.5), -math.sqrt(0.5)], [math.sqrt(0.5), math.sqrt(0.5), -math.sqrt(2)],
     ),
+    # means 1/3, 2/3: mean 1/2, variance 1/18, a = b = 7/4, Beta(19/12, 19/12)
+    "bnpo": ([2 * third / BETA, -third / BETA, -third / BETA], [third / BETA, third / BETA, -2 * third / BETA]),
 }  # fmt: skip
 
 
@@ -54,6 +58,28 @@ def test_golden_values_of_every_estimator() -> None:
 def test_ddof_and_eps_of_a_step(ddof: int, eps: float, size: float) -> None:
     step = torch.tensor([[1.0], [0.0]])  # two prompts, one rollout each: deviations of 1/2
     assert reinforce_plus_plus(step, ddof, eps).flatten().tolist() == pytest.approx([size, -size])
+
+
+@given(st.lists(st.lists(st.integers(0, 4), min_size=4, max_size=4), min_size=1, max_size=5))
+def test_bnpo_divides_by_the_density_that_scipy_has(rows: list[list[int]]) -> None:
+    r = np.array(rows) / 4
+    p = r.mean(axis=1)
+    alpha = beta = 1.0
+    if len(set(p.tolist())) > 1:
+        m, v = p.mean(), p.var(ddof=1)
+        alpha, beta = max(1, 1 + (m * (1 - m) / v - 1) * m / 3), max(1, 1 + (m * (1 - m) / v - 1) * (1 - m) / 3)
+    for found, group, mean in zip(bnpo(r), r, p, strict=True):
+        scale = min(1e6, 1 / stats.beta(alpha, beta).pdf(mean)) if group.min() < group.max() else 0.0
+        assert found == pytest.approx((group - mean) * scale, rel=1e-9, abs=1e-12)
+
+
+def test_bnpo_of_one_group_and_of_equal_means_is_the_group_mean() -> None:
+    r = np.array([[1.0, 0.0, 0.0], [0.0, 0.0, 1.0]])
+    assert np.array_equal(bnpo(r[:1]), grpo(r[:1])) and np.array_equal(bnpo(r), grpo(r))
+    far = np.zeros((400, 100))
+    far[0], far[:, 0] = 1.0, 1.0
+    far[0, 0] = 0.0
+    assert np.abs(bnpo(far)).max() <= 1e6, "a mean that the density all but excludes"
 
 
 @given(rewards, st.integers(0, 99))

@@ -29,6 +29,7 @@ class Prompt:
 
 
 ONE = Prompt(0, [0.1, 0.2, 0.3, 0.4], [0.0, 0.3, 2.0, 1.0])
+UNIT = Prompt(0, [0.1, 0.2, 0.3, 0.4], [0.0, 0.15, 1.0, 0.5])
 OTHER = Prompt(1, [0.4, 0.05, 0.25, 0.3], [1.0, -1.0, 0.5, 0.25])
 
 
@@ -81,8 +82,9 @@ def test_a_factor_of_one_group_is_the_default(declared: Declaration) -> None:
 @pytest.mark.parametrize("declared", WITHOUT, ids=lambda one: one.name)
 @pytest.mark.parametrize("R", [2, 3])
 def test_without_a_factor_the_direction_is_another(declared: Declaration, R: int) -> None:
-    row = expected_rows(declared, [ONE], R)[0]
-    cosine = torch.nn.functional.cosine_similarity(row, ONE.gradient, dim=0)
+    prompts = [UNIT, Prompt(1, [0.4, 0.05, 0.25, 0.3], [1.0, 0.0, 0.5, 0.25])] if declared.unit_rewards else [ONE]
+    row = expected_rows(declared, prompts, R)[0]
+    cosine = torch.nn.functional.cosine_similarity(row, prompts[0].gradient, dim=0)
     assert 0 < float(cosine) < 1 - 1e-4
 
 

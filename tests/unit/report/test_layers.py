@@ -9,6 +9,8 @@ import pandas as pd
 import pytest
 
 from grpo_sweeps.publish.drawing import render
+from grpo_sweeps.report.claims import rules
+from grpo_sweeps.report.claims.premise import ALIKE, NOT_ALIKE, premise_section
 from grpo_sweeps.report.figures.layers import layer_figure
 from grpo_sweeps.report.measure.parts import KINDS, TIED, kind_of, layer_of, parts_of, run_parts
 from grpo_sweeps.report.read.query import load_sweep
@@ -47,12 +49,18 @@ def by_layer(group: GroupRecord) -> GroupRecord:
     return dataclasses.replace(group, gram=sum(sums.values()), gram_by=sums) if sums else group
 
 
-def plain(record: GroupRecord, gram: np.ndarray) -> tuple[float, float, float]:
-    """Effective rank, energy share and norm share of one part, from the definitions."""
+def plain(record: GroupRecord, gram: np.ndarray) -> tuple[float, ...]:
+    """Effective rank, energy share, norm share, correlation and cosine of one part, from the definitions."""
     w = np.array(record.weights)
     part, whole = np.outer(w, w) * gram, np.outer(w, w) * record.gram
     s = np.sqrt(np.linalg.eigvalsh(part).clip(0))
-    return s.sum() ** 2 / (s**2).sum(), np.trace(part) / np.trace(whole), part.sum() / whole.sum()
+    text = record.same_as or range(record.R)
+    pairs = [(i, j) for i in range(record.R) for j in range(i) if text[i] != text[j]]
+    x, y = ([K[i, j] for i, j in pairs] for K in (gram, record.gram))
+    u, v = (np.linalg.svd(K)[0][:, 0] for K in (gram, record.gram))
+    correlation = np.corrcoef(x, y)[0, 1] if len(pairs) > 2 else np.nan
+    energy, norm = np.trace(part) / np.trace(whole), part.sum() / whole.sum()
+    return s.sum() ** 2 / (s**2).sum(), energy, norm, correlation, abs(u @ v)
 
 
 @pytest.fixture(scope="module")
@@ -120,7 +128,8 @@ def test_every_part_against_the_definitions(runs):
         chosen = [p.name for p in parts_of(NAMES) if row["name"] in ("", p.name)
                   and row["layer"] in ("all", p.layer) and row["kind"] in ("all", p.kind)]  # fmt: skip
         values = np.array([plain(r, sum(r.gram_by[n] for n in chosen)) for r in used])
-        assert (row["effective_rank"], row["energy_share"], row["norm_share"]) == pytest.approx(values.mean(axis=0))
+        names = ("effective_rank", "energy_share", "norm_share", "correlation", "cosine")
+        assert [row[name] for name in names] == pytest.approx(values.mean(axis=0))
         assert row["ci_low"] < row["effective_rank"] < row["ci_high"]
         assert row["groups"] == row["groups_with_rank"] == len(used) and row["seeds"] == 2
     shares = table.groupby("level")[["energy_share", "norm_share"]].sum().to_numpy()
@@ -149,7 +158,7 @@ def one_group(**changes) -> GroupRecord:
 def test_a_part_of_rank_one_has_effective_rank_one():
     record = split(one_group(), ranks={"model.norm.weight": 1})
     (parts,) = run_parts("r", "parameter", [record])
-    rank, energy, _ = next(v for p, v in parts.values.items() if p.name == "model.norm.weight")
+    rank, energy, *_ = next(v for p, v in parts.values.items() if p.name == "model.norm.weight")
     assert rank == pytest.approx([1.0]) and 0 < energy[0] < 1
 
 
@@ -158,7 +167,7 @@ def test_groups_that_are_not_mixed_or_have_no_weight_are_left_out():
     bare = one_group(prompt_id="bare")
     records = [split(flat), split(zero), split(one_group()), bare, one_group(gram=None)]
     (parts,) = run_parts("r", "", records)
-    assert parts.prompts == ("p",) and all(v.shape == (3, 1) for v in parts.values.values())
+    assert parts.prompts == ("p",) and all(v.shape == (5, 1) for v in parts.values.values())
     assert run_parts("r", "", [split(zero), bare]) == []
 
 
@@ -168,6 +177,49 @@ def test_a_part_without_a_gradient_has_no_rank_and_rows_that_cancel_no_norm_shar
     value = {p.name: v[:, 0] for p, v in parts.values.items() if p.level == "parameter"}
     assert np.isnan(value["b.weight"][0]) and value["b.weight"][1] == 0.0
     assert value["a.weight"][:2] == pytest.approx([1.0, 1.0]) and np.isnan(value["a.weight"][2])
+
+
+def test_likeness_leaves_equal_texts_out_and_is_unknown_without_three_pairs():
+    record = split(dataclasses.replace(one_group(), same_as=(0, 1, 1, 3)))
+    (parts,) = run_parts("r", "parameter", [record])
+    for part, values in parts.values.items():
+        if part.level == "parameter":
+            assert values[3:, 0] == pytest.approx(plain(record, record.gram_by[part.name])[3:])
+        elif part.level == "whole":
+            assert values[3:, 0] == pytest.approx([1.0, 1.0])
+    (parts,) = run_parts("r", "parameter", [split(dataclasses.replace(one_group(), same_as=(0, 1, 1, 1)))])
+    assert all(np.isfinite(v[3, 0]) for v in parts.values.values()), "three pairs are left"
+    (parts,) = run_parts("r", "parameter", [split(dataclasses.replace(one_group(), same_as=(0, 0, 0, 0)))])
+    assert all(np.isnan(v[3, 0]) for v in parts.values.values())
+
+
+def test_the_premise_is_judged_for_the_head_alone_and_every_layer_has_a_row(write, tmp_path):
+    """Runs whose head holds nearly all of the gradient, and runs whose head is noise of its own."""
+
+    def with_head(share):
+        def change(group):
+            made = split(group, names=("model.layers.0.q_proj.weight", "lm_head.weight"))
+            if made.gram is None:
+                return made
+            scales = {"model.layers.0.q_proj.weight": 1.0 - share, "lm_head.weight": share}
+            parts = {name: scales[name] * gram for name, gram in made.gram_by.items()}
+            return dataclasses.replace(made, gram=sum(parts.values()), gram_by=parts)
+
+        return change
+
+    for name, share in (("most", 0.999), ("little", 0.01)):
+        for seed in (0, 1):
+            write(tmp_path, name, R, seed, steps=8, change=with_head(share), config={"analysis.by": "parameter"})
+        (section,) = premise_section(layer_table(load_sweep(name, tmp_path)))
+        verdicts = {row[1]: row[-1] for row in section.rows}
+        assert verdicts == ({"0": NOT_ALIKE, "head": ALIKE} if name == "most" else {"0": ALIKE, "head": NOT_ALIKE})
+        said = ALIKE if name == "most" else NOT_ALIKE
+        assert section.after[0].startswith(f"R = {R}: the Gram of the head and the whole one: {said}. Correlation")
+    assert premise_section(layer_table(load_sweep("most", tmp_path)).iloc[:0]) == []
+    for seed in (0, 1):
+        write(tmp_path, "none", R, seed, steps=2, change=by_layer, config={"analysis.by": "layer"})
+    (section,) = premise_section(layer_table(load_sweep("none", tmp_path)))
+    assert {row[-1] for row in section.rows} == {rules.UNDECIDED}, "few groups"
 
 
 def test_rows_of_the_loss_are_taken_as_they_stand():
