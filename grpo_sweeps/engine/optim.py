@@ -62,7 +62,7 @@ class MasterAdamW:
         everything = group["params"]
         try:
             if geometry is None:
-                self._step_in_slices(group)
+                self._step_in_slices(group, range(len(self.parameters)))
             else:
                 self._step_one_by_one(group, geometry)
         finally:
@@ -70,10 +70,11 @@ class MasterAdamW:
         self.zero_grad()
         return norm
 
-    def _step_in_slices(self, group: dict[str, Any]) -> None:
-        """AdamW's own step, on views of a slice of the masters and of their moments."""
+    def _step_in_slices(self, group: dict[str, Any], chosen: Iterable[int]) -> None:
+        """AdamW's own step of the parameters of these numbers, on views of a slice of the masters and of their
+        moments."""
         counts = {}
-        for pieces in self._slices():
+        for pieces in self._slices(chosen):
             views = []
             try:
                 for i, entries in pieces:
@@ -96,10 +97,10 @@ class MasterAdamW:
         for i, count in counts.items():
             self._state(self.masters[i])["step"].copy_(count)
 
-    def _slices(self) -> Iterator[list[tuple[int, slice | None]]]:
+    def _slices(self, chosen: Iterable[int]) -> Iterator[list[tuple[int, slice | None]]]:
         """Which entries are updated together: pieces of parameters, each by its number and its flat entries, None for
         all of a tensor whose memory is no row."""
-        sizes = {i: p.numel() for i, p in enumerate(self.parameters) if p.grad is not None}
+        sizes = {i: self.parameters[i].numel() for i in chosen if self.parameters[i].grad is not None}
         most = max(LEAST_SLICE, sum(sizes.values()) // SLICES)
         pieces, left = list[tuple[int, slice | None]](), most
         for i, size in sizes.items():
@@ -129,16 +130,10 @@ class MasterAdamW:
 
     def _step_one_by_one(self, group: dict[str, Any], geometry: UpdateGeometry) -> None:
         """The same update, to the bit, one parameter at a time."""
-        for parameter, master in zip(self.parameters, self.masters, strict=True):
+        for i, (parameter, master) in enumerate(zip(self.parameters, self.masters, strict=True)):
             before = master.detach().clone()
             stored = before if master is parameter else parameter.detach().clone()
-            if master is not parameter and parameter.grad is not None:
-                master.grad = parameter.grad.float()
-            group["params"] = [master]
-            self.adamw.step()
-            if master is not parameter:
-                parameter.copy_(master)
-                master.grad = None
+            self._step_in_slices(group, [i])
             geometry.parameter(before, master, stored, parameter)
 
     @property
