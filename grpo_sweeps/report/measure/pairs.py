@@ -23,8 +23,8 @@ from grpo_sweeps.report.measure.spectral import Groups
 from grpo_sweeps.types import Array
 
 PAIRS = (
-    "gradient_norm", "energy", "pair_norm", "pair_all", "pair_square", "pair_right", "pair_wrong", "pair_between", "pair_null",
-    "pair_error",
+    "gradient_norm", "energy", "pair_norm", "pair_all", "pair_square", "pair_right", "pair_wrong", "pair_between",
+    "pair_null", "pair_error",
 )  # fmt: skip
 UNBIASED = ("u_signal", "u_spread", "u_oracle_variance")
 LEAST_R = 4  # products of four distinct rollouts
