@@ -29,7 +29,7 @@ from grpo_sweeps.engine.optim import learning_rate
 from grpo_sweeps.engine.rollouts import Rollout
 from grpo_sweeps.estimators import row_weights
 from grpo_sweeps.loop.continuations import step_credit
-from grpo_sweeps.loop.measured import Measured, measured_block, read_block
+from grpo_sweeps.loop.measured import Measured, keep_stack, measured_block, read_block, stacks
 from grpo_sweeps.loop.results import RatioTally, StepResult, StepTimes, completions, record, step_metrics
 from grpo_sweeps.loop.rollouts import Rated, rollouts_with_advantages
 from grpo_sweeps.loop.scoring import blocks, features, micro_batches, scored, spread, token_log_probs
@@ -97,6 +97,7 @@ def inner_step(setup: Setup, step: int) -> StepResult:
     grad_norm = sum(update.grad_norm for update in updates) / len(updates)
     metrics = step_metrics(records, rated.rollouts, at_sampling, grad_norm, lr, times, config.analysis.scores)
     metrics |= before | rated.metrics | valued.metrics | tally.metrics() | of_critic | updates[0].metrics
+    metrics |= setup.stack.take()
     metrics |= gradient_noise(setup, step, records, grad_norm)
     return StepResult(metrics, records, completions(setup, rated, step), updates[0].records)
 
@@ -178,11 +179,15 @@ def backward_of_loss(
         For each group that took part its `Measured`.
     """
     found: dict[int, Measured] = {}
-    for block in blocks(setup, taking_part(setup, terms, groups)):
+    cut = blocks(setup, taking_part(setup, terms, groups))
+    together = measuring and stacks(setup, step, cut)
+    for block in cut:
         rows = LossRows(setup, terms, block, tally)
         if measuring:
             check = len(block) == 1 or due(step, setup.config.analysis.check_every)
-            m, _ = measured_block(setup, torch.ones(len(rows.rollouts), dtype=torch.float64), rows, check)
+            m, _ = measured_block(setup, torch.ones(len(rows.rollouts), dtype=torch.float64), rows, check, together)
+            if together:
+                keep_stack(setup, m, rows.rollouts, rows.advantages_B * rows.factors_B, loss=True)
             parts = read_block(setup, m, rows.sums())
         else:
             for part in micro_batches(setup, len(rows.rollouts)):

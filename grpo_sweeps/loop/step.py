@@ -19,7 +19,7 @@ from __future__ import annotations
 import torch
 
 from grpo_sweeps.engine.optim import learning_rate
-from grpo_sweeps.loop.measured import Measured, measured_block, read_block
+from grpo_sweeps.loop.measured import Measured, keep_stack, measured_block, read_block, stacks
 from grpo_sweeps.loop.results import StepResult, StepTimes, completions, record, step_metrics
 from grpo_sweeps.loop.rollouts import Rated, rollouts_with_advantages
 from grpo_sweeps.loop.scoring import blocks, micro_batches, row_sums
@@ -47,7 +47,13 @@ def training_step(setup: Setup, step: int) -> StepResult:
     times.mark("update")
     groups = [record(rated, measured, step, g) for g in range(len(rated.problems))]
     metrics = step_metrics(groups, rated.rollouts, measured, update.grad_norm, lr, times, setup.config.analysis.scores)
-    metrics |= before | rated.metrics | update.metrics | gradient_noise(setup, step, groups, update.grad_norm)
+    metrics |= (
+        before
+        | rated.metrics
+        | update.metrics
+        | setup.stack.take()
+        | gradient_noise(setup, step, groups, update.grad_norm)
+    )
     return StepResult(metrics, groups, completions(setup, rated, step), update.records)
 
 
@@ -78,17 +84,25 @@ def backward(setup: Setup, rated: Rated, step: int) -> dict[int, Measured]:
     everything = measuring and config.analysis.groups == "all"
     taking_part = [g for g, w_R in enumerate(rated.weights_GR) if everything or bool((w_R != 0).any())]
     measured: dict[int, Measured] = {}
-    for groups in blocks(setup, taking_part):
+    parts = blocks(setup, taking_part)
+    together = measuring and stacks(setup, step, parts)
+    for groups in parts:
         check = len(groups) == 1 or due(step, config.analysis.check_every)
-        part = _measured_backward(setup, rated, groups, check) if measuring else _plain_backward(setup, rated, groups)
+        part = (
+            _measured_backward(setup, rated, groups, check, together)
+            if measuring
+            else _plain_backward(setup, rated, groups)
+        )
         measured.update(zip(groups, part, strict=True))
     return measured
 
 
-def _measured_backward(setup: Setup, rated: Rated, groups: list[int], check: bool) -> list[Measured]:
+def _measured_backward(setup: Setup, rated: Rated, groups: list[int], check: bool, together: bool) -> list[Measured]:
     """Whole groups with unit weights on the rows; GradientGram applies the weights where the gradients are formed."""
     rollouts, descent = rated.rollouts_of(groups), -rated.weights_GR[groups].flatten()  # the optimiser descends
-    m, sums = measured_block(setup, descent, lambda rows: row_sums(setup, rollouts[rows]), check)
+    m, sums = measured_block(setup, descent, lambda rows: row_sums(setup, rollouts[rows]), check, together)
+    if together:
+        keep_stack(setup, m, rollouts, descent, loss=False)
     return read_block(setup, m, sums)
 
 
