@@ -170,9 +170,10 @@ def curriculum(prompts: Sequence[Prompt], Rs: Sequence[int]) -> ExactClaim:
     falls = all(bool((np.diff(one[middle]) <= EXACT).all()) and float(np.ptp(one)) > EXACT for one in weights.values())
     R = max(Rs)
     scaled = [weight_on(grpo_std, p, R) for p in (0.05, 0.5, 0.95)]
-    half = slice(R // 4 - 1, R - R // 4)  # R/4 <= k <= 3R/4
-    carried = [float(norm_shares(o, R)[half].sum()) for o in prompts]
-    occur = [float(binomial(R, o.e.J)[R // 4 : R - R // 4 + 1].sum()) for o in prompts]
+    k = np.arange(R + 1)
+    half = (k >= R / 4) & (k <= 3 * R / 4)
+    carried = [float(norm_shares(o, R)[half[1:R]].sum()) for o in prompts]
+    occur = [float(binomial(R, o.e.J)[half].sum()) for o in prompts]
     return judged(
         "C18",
         "No curriculum by the expectation: E g = (R-1)/R grad J at every success rate, all-equal groups counted. The "

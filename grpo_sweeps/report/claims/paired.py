@@ -66,6 +66,13 @@ def plain(config: Mapping[str, Any]) -> bool:
     )
 
 
+def unclipped(config: Mapping[str, Any]) -> bool:
+    """Any number of updates on the plain loss, by advantages that sum to zero in a group."""
+    objective = objective_of(config)
+    away = objective["ratio"] != "none" or objective["kl_beta"] or objective["critic"] or objective["continuations"]
+    return not away and zero_sum(config)
+
+
 def zero_sum(config: Mapping[str, Any]) -> bool:
     estimator = config.get("estimator")
     target = str(estimator.get("_target_") if isinstance(estimator, Mapping) else "").rpartition(".")[2]
@@ -81,17 +88,18 @@ def clipped_or_kl(config: Mapping[str, Any]) -> bool:
 
 def token_pairs(sweep: Sweep) -> list[Pair]:
     """C16: arms with credit by token against a plain arm of a group baseline."""
-    return _pairs(sweep, by_token, ("objective.", "estimator."))
+    return _pairs(sweep, by_token, plain, ("objective.", "estimator."))
 
 
 def uniform_pairs(sweep: Sweep) -> list[Pair]:
     """Beside C16: other arms with one advantage per rollout against the same plain arm."""
-    return _pairs(sweep, lambda c: not by_token(c) and not clipped_or_kl(c), ("objective.", "estimator."))
+    return _pairs(sweep, lambda c: not by_token(c) and not clipped_or_kl(c), plain, ("objective.", "estimator."))
 
 
 def clipping_pairs(sweep: Sweep) -> list[Pair]:
-    """C19: arms with clipping or KL against a plain arm of the same estimator."""
-    return _pairs(sweep, clipped_or_kl, ("objective.",))
+    """C19: arms with clipping or KL against one without either, of the same estimator and where there is one of as many
+    minibatches: its policy is then the same when it comes to the second."""
+    return _pairs(sweep, clipped_or_kl, unclipped, ("objective.",))
 
 
 def extra_cells(sweep: Sweep) -> int:
@@ -100,22 +108,27 @@ def extra_cells(sweep: Sweep) -> int:
     return math.ceil(tests / rules.TESTS_PER_CELL)
 
 
-def _pairs(sweep: Sweep, is_other: Callable[[Mapping[str, Any]], bool], free: tuple[str, ...]) -> list[Pair]:
-    """Each arm whose runs are `is_other` with the first plain arm whose runs agree in all but the `free` keys."""
+Kind = Callable[[Mapping[str, Any]], bool]
+
+
+def _pairs(sweep: Sweep, is_other: Kind, is_reference: Kind, free: tuple[str, ...]) -> list[Pair]:
+    """Each arm whose runs are `is_other` with an arm that `is_reference` and whose runs agree in all but the `free`
+    keys: the first one, of as many minibatches where there is one."""
     settings = {run: _settings(config, free) for run, config in sweep.configs.items()}
     columns = (sweep.runs[name].tolist() for name in ("run", "arm", "R", "seed"))
     rows = {str(run): (str(arm), int(R), int(seed)) for run, arm, R, seed in zip(*columns, strict=True)}
-    references = {run for run in rows if plain(sweep.configs[run])}
+    references = {run for run in rows if is_reference(sweep.configs[run])}
+    cuts = {run: objective_of(config)["minibatches"] for run, config in sweep.configs.items()}
     found: dict[tuple[str, str], dict[int, list[tuple[str, str]]]] = {}
     for run, (arm, R, seed) in rows.items():
         if not is_other(sweep.configs[run]):
             continue
         alike = sorted(
-            (rows[one][0], one)
+            (cuts[one] != cuts[run], cuts[one], rows[one][0], one)
             for one in references
             if rows[one][1:] == (R, seed) and settings[one] == settings[run] and rows[one][0] != arm
         )
-        for reference, one in alike[:1]:
+        for *_, reference, one in alike[:1]:
             found.setdefault((reference, arm), {}).setdefault(R, []).append((one, run))
     return [Pair(*arms, dict(sorted(runs.items()))) for arms, runs in sorted(found.items())]
 
@@ -224,8 +237,9 @@ def c19(sweep: Sweep, pair: Pair, alpha: float) -> Claim:
     findings = tuple(_c19_at(sweep, R, runs, alpha) for R, runs in pair.runs.items())
     remarks = (
         f"The rule: the change of the effective rank lies within {rules.SAME:g} of 0, in the first step's groups that "
-        "the arm differentiated after an update (objective.minibatches above 1): their rollouts are those of the plain "
-        "arm, and the ratio is no longer 1.",
+        "the arm differentiated after an update (objective.minibatches above 1): their rollouts are those of the other "
+        "arm, and the ratio is no longer 1. An arm of as many minibatches has the same policy there, up to what "
+        "clipping itself has changed.",
         "Groups of the first update decide nothing: the ratio is 1 and the reference is the policy, so the rows are "
         "the same whatever is clipped. Later steps are of different policies.",
     )

@@ -133,6 +133,20 @@ def test_clipping_leaves_the_structure_where_the_same_groups_keep_their_rank(wri
     assert ("nothing was clipped" in claim.findings[0].measured) == (clipped == 0)
 
 
+def test_clipping_is_compared_with_as_many_minibatches_where_there_are(write, tmp_path):
+    several = {"objective": {"minibatches": 2}}
+    for config in ({}, several, CLIP, {"objective": {"kl_beta": 0.1}}):
+        write(tmp_path, "s", 4, 0, config=config, evaluate=False)
+    sweep = load_sweep("s", tmp_path)
+    arms_of = {
+        str(arm): paired.objective_of(sweep.configs[str(run)])["minibatches"]
+        for run, arm in zip(sweep.runs["run"], sweep.runs["arm"], strict=True)
+    }
+    pairs = paired.clipping_pairs(sweep)
+    assert len(pairs) == 2 and all(arms_of[pair.reference] == arms_of[pair.other] for pair in pairs)
+    assert not paired.token_pairs(sweep)
+
+
 def test_the_first_update_decides_nothing_about_clipping(write, tmp_path):
     claim = clipping(write, tmp_path, EVERY_WAY, config={"objective": {"ratio": "token", "inner_updates": 2}})
     assert claim.verdict == UNDECIDED and claim.findings[0].groups == 0
