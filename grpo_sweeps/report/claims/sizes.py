@@ -7,6 +7,7 @@ C21   the top-1 fraction is largest at R = 4
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 
 import numpy as np
@@ -44,11 +45,11 @@ def _c18_at(R: int, groups: pd.DataFrame, records: pd.DataFrame) -> Finding:
     squares = groups["gradient_norm"].astype(float) ** 2 if len(groups) else pd.Series(dtype=float)
     if not len(known) or not squares.sum() > 0 or not groups["k"].notna().all():
         return nothing(R, "the middle most")
-    low, high = (share * R for share in rules.MIDDLE)
+    low, high = math.ceil(rules.MIDDLE[0] * R), math.floor(rules.MIDDLE[1] * R)
     occur = float(known["k"].between(low, high).mean())
     carried = float(squares[groups["k"].between(low, high)].sum() / squares.sum())
     measured = (
-        f"groups of {low:g} <= k <= {high:g} are {occur:.1%} of all and carry {carried:.1%} of the squared norm of "
+        f"groups of {low} <= k <= {high} are {occur:.1%} of all and carry {carried:.1%} of the squared norm of "
         "the groups' gradients"
     )
     return Finding(R, len(known), measured, "weight the same at every k", UNDECIDED, UNKNOWN, "the middle most")
