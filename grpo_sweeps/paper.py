@@ -124,6 +124,51 @@ STATEMENTS = {
         "best baseline",
         "The value is the baseline of least variance.",
     ),
+    "C16": Statement(
+        "credit by token and the rank",
+        "Section 3.1",
+        "Advantages by token, in place of one for the whole rollout, would raise the rank of the gradient matrix.",
+    ),
+    "C17": Statement(
+        "what is sampled and what is expected",
+        "Equations 8-9",
+        "What a rollout received stands, as an equality, for the action value of each of its tokens.",
+    ),
+    "C18": Statement(
+        "a curriculum by the group's baseline",
+        "Section 4",
+        "The group's baseline makes a curriculum: prompts of middling difficulty weigh most in the gradient.",
+    ),
+    "C19": Statement(
+        "clipping, KL and the structure",
+        "clipping and KL",
+        "Clipping and a KL term do not affect the structure of the gradient matrix.",
+    ),
+    "C20": Statement(
+        "directions of a step",
+        "directions of a step",
+        "Each step moves the policy along about 2 directions.",
+    ),
+    "C21": Statement(
+        "the order of the group sizes",
+        "Figure 2",
+        "The top-1 fraction is not monotonic in R: it is largest at R = 4, above R = 2 and R = 8.",
+    ),
+    "C22": Statement(
+        "a single turn at every position",
+        "Section 6",
+        "With a single turn the group's baseline is exact at every position.",
+    ),
+    "C23": Statement(
+        "every rollout within eps",
+        "A.2",
+        "With the chance that Hoeffding's bound leaves, every rollout of a group has an advantage within eps.",
+    ),
+    "C24": Statement(
+        "the bound on the bias of a stage",
+        "A.3",
+        "The bias of stage h is at most (h-1) r_max + 2 V_max.",
+    ),
     "U1": Statement(
         "the gradient as a U-statistic, and the best group size",
         f"arXiv {BEST_SIZE_ARXIV}",
@@ -167,3 +212,6 @@ HOEFFDING_R = (2, 4, 8, 16)
 HOEFFDING_EPS = (0.3, 0.2, 0.1)
 CALLED_VACUOUS = (4, 0.3)
 """A.2's table of Hoeffding's bound, C12: its rows, its columns, and the R and eps whose bound it calls vacuous."""
+
+LARGEST_TOP1 = max(TABLE1, key=lambda R: TABLE1[R].top1_low)
+"""The R of the largest top-1 fraction in Table 1 and Figure 2, C21."""

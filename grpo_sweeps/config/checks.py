@@ -321,10 +321,29 @@ def _check_rollout_and_analysis(config: RunConfig) -> None:
         _fail("rollout.engine", rollout.engine, f"choose one of {', '.join(SAMPLER_CHOICES)}, {own}")
     if rollout.engine == "graph" and config.trainer.device == "cpu":
         _fail("rollout.engine", "graph", "it needs a CUDA GPU, and trainer.device is cpu; choose auto or eager")
-    for key in ("every", "check_every", "keep_completions_every", "update_every", "compare_float32"):
+    for key in ("every", "check_every", "keep_completions_every", "update_every", "compare_float32", "stacked_every"):
         _at_least(f"analysis.{key}", getattr(analysis, key), 0)
+    _check_stacked(config)
     _one_of("analysis.groups", analysis.groups, ANALYSIS_GROUPS)
     _one_of("analysis.by", analysis.by, ANALYSIS_BY)
+
+
+def _check_stacked(config: RunConfig) -> None:
+    """All groups of a step are measured together only where they go through the model together, at one policy."""
+    every, rows = config.analysis.stacked_every, config.groups * config.R
+    if not every:
+        return
+    if not config.analysis.every:
+        _fail("analysis.stacked_every", every, "with analysis.every=0 nothing is measured; 0 is allowed")
+    if config.objective.minibatches > 1:
+        _fail("analysis.stacked_every", every, "with objective.minibatches above 1 a step has several policies; use 0")
+    if config.micro_batch_rows < rows:
+        _fail(
+            "analysis.stacked_every",
+            every,
+            f"the step's {config.groups} groups of {config.R} must fit into one micro-batch: "
+            f"trainer.micro_batch={rows}, or 0 here",
+        )
 
 
 def _check_trainer(config: RunConfig) -> None:

@@ -135,6 +135,7 @@ class AnalysisConfig:
     check_every: int = 10  # steps between norm checks where a micro-batch holds several groups; 0 = never there
     keep_completions_every: int = 10  # steps between kept samples of completions; 0 = off
     update_every: int = 10  # steps between measurements of what an update does to the weights; 0 = off
+    stacked_every: int = 0  # steps between spectra of all groups of a step together; 0 = off
     compare_float32: int = 0  # groups of the first step whose spectra are also taken in float32; 0 = off
 
 
@@ -203,6 +204,11 @@ class RunConfig:
     def groups(self) -> int:
         """Groups (prompts) per step."""
         return groups_a_step(self.R, self.trainer.prompts, self.budget, self.budget_R)
+
+    @property
+    def micro_batch_rows(self) -> int:
+        """Rows in a micro-batch: whole groups, or fewer than R rows, and then a group is run in parts."""
+        return self.trainer.micro_batch or max(self.R, 32 // self.R * self.R)
 
     @classmethod
     def from_mapping(cls, mapping: Mapping[str, Any]) -> RunConfig:

@@ -30,7 +30,7 @@ from grpo_sweeps.engine.optim import learning_rate
 from grpo_sweeps.engine.rollouts import Rollout
 from grpo_sweeps.estimators import row_weights
 from grpo_sweeps.loop.continuations import step_credit
-from grpo_sweeps.loop.measured import Block, Measured, measured_block
+from grpo_sweeps.loop.measured import Block, Measured, keep_stack, measured_block, stacks
 from grpo_sweeps.loop.results import RatioTally, StepResult, StepTimes, completions, record, step_metrics
 from grpo_sweeps.loop.rollouts import Rated, rollouts_with_advantages
 from grpo_sweeps.loop.room import measure_room
@@ -100,6 +100,7 @@ def inner_step(setup: Setup, step: int) -> StepResult:
     grad_norm = sum(update.grad_norm for update in updates) / len(updates)
     metrics = step_metrics(records, rated.rollouts, at_sampling, grad_norm, lr, times, config.analysis.scores)
     metrics |= before | rated.metrics | valued.metrics | tally.metrics() | of_critic | updates[0].metrics
+    metrics |= setup.stack.take()
     metrics |= gradient_noise(setup, step, records, grad_norm)
     return StepResult(metrics, records, completions(setup, rated, step), updates[0].records)
 
@@ -181,12 +182,14 @@ def backward_of_loss(
         For each group that took part its `Measured`.
     """
     found: list[tuple[list[int], Callable[[], list[Measured]]]] = []
-    for block in blocks(setup, terms.rated, taking_part(setup, terms, groups)):
+    cut = blocks(setup, terms.rated, taking_part(setup, terms, groups))
+    together = measuring and stacks(setup, step, cut)
+    for block in cut:
         rows = LossRows(setup, terms, block, tally)
         if measuring:
             check = len(block) == 1 or due(step, setup.config.analysis.check_every)
-            one = measured_block(setup, torch.ones(len(rows.rollouts), dtype=torch.float64), rows, check)
-            found.append((block, functools.partial(_measured_rows, setup, one, rows)))
+            one = measured_block(setup, torch.ones(len(rows.rollouts), dtype=torch.float64), rows, check, together)
+            found.append((block, functools.partial(_measured_rows, setup, one, rows, together)))
         else:
             for part in micro_batches(setup, len(rows.rollouts)):
                 rows(part).sum().backward()
@@ -195,7 +198,9 @@ def backward_of_loss(
     return {g: part for block, read in found for g, part in zip(block, read(), strict=True)}
 
 
-def _measured_rows(setup: Setup, block: Block, rows: LossRows) -> list[Measured]:
+def _measured_rows(setup: Setup, block: Block, rows: LossRows, together: bool) -> list[Measured]:
+    if together:
+        keep_stack(setup, block.m, rows.rollouts, rows.advantages_B * rows.factors_B, loss=True)
     return [_without_empty(part) for part in block.read(setup, rows.sums())]
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -10,8 +10,11 @@ import torch
 from torch import Tensor
 
 from grpo_sweeps.engine.gram import LargeGroup, Measurement
+from grpo_sweeps.engine.rollouts import Rollout, same_as
 from grpo_sweeps.loop.scoring import micro_batches
-from grpo_sweeps.loop.setup import Setup, micro_batch_rows
+from grpo_sweeps.loop.setup import Setup, due, micro_batch_rows
+from grpo_sweeps.spectra.equal import same_rows_of_the_loss
+from grpo_sweeps.spectra.stacked import stacked_summary
 
 
 @dataclass(frozen=True)
@@ -54,8 +57,12 @@ class Block:
         ]
 
 
-def measured_block(setup: Setup, weights: Tensor, row_scalars: Callable[[slice], Tensor], check: bool) -> Block:
-    """Forward and backward of whole groups, or of one in parts; row_scalars: (B,), each from its own row alone."""
+def measured_block(
+    setup: Setup, weights: Tensor, row_scalars: Callable[[slice], Tensor], check: bool, together: bool = False
+) -> Block:
+    """Forward and backward of whole groups, or of one in parts; row_scalars: (B,), each from its own row alone.
+    together: measure the products between groups too.
+    """
     assert setup.gram is not None
     R = setup.config.R
     m: Measurement
@@ -63,11 +70,28 @@ def measured_block(setup: Setup, weights: Tensor, row_scalars: Callable[[slice],
         m, scalars = _measure_in_parts(setup, weights, row_scalars)
     else:
         groups = len(weights) // R
-        cross_groups = check and groups > 1
+        cross_groups = (check or together) and groups > 1
         with setup.gram.measure(group_sizes=[R] * groups, weights=weights, cross_groups=cross_groups) as m:
             scalars = row_scalars(slice(0, len(weights)))
             scalars.sum().backward()
     return Block(m, scalars.detach(), check)
+
+
+def stacks(setup: Setup, step: int, parts: Sequence[object]) -> bool:
+    """Are the groups of this step, cut into `parts`, to be measured together?"""
+    return len(parts) == 1 and due(step, setup.config.analysis.stacked_every)
+
+
+def keep_stack(setup: Setup, m: Measurement, rollouts: Sequence[Rollout], weights_B: Tensor, loss: bool) -> None:
+    """Log the spectrum of all groups of a block together. weights_B: w_i; `loss`: the rows have theirs in them."""
+    R = setup.config.R
+    gram = m.matrix().cpu().numpy()
+    texts = np.array([same_as([o.completion_ids for o in rollouts[i : i + R]]) for i in range(0, len(rollouts), R)])
+    weights = weights_B.double().cpu().numpy()
+    rows = same_rows_of_the_loss(texts, weights.reshape(texts.shape)) if loss else texts
+    same = (rows + np.arange(0, len(rollouts), R)[:, None]).reshape(-1)
+    found = stacked_summary(gram, None if loss else weights, [R] * len(texts), same)
+    setup.stack.metrics = {f"stacked/{name}": value for name, value in found.items()}
 
 
 def _measure_in_parts(

@@ -23,9 +23,12 @@ SHARE = 0.85  # of what is free: an allocator leaves gaps
 def measure_room(setup: Setup, rollouts: Sequence[Rollout], times: StepTimes) -> None:
     """Find `setup.room.rows`, once in a process, on a GPU whose micro-batch nobody has chosen; see the module.
 
+    analysis.stacked_every chooses it too: all rows of a step.
+
     Raises torch.OutOfMemoryError where one row does not fit.
     """
-    if setup.config.trainer.micro_batch or setup.room.rows or setup.policy.device.type != "cuda":
+    chosen = setup.config.trainer.micro_batch or setup.config.analysis.stacked_every
+    if chosen or setup.room.rows or setup.policy.device.type != "cuda":
         return
     R, wanted = setup.config.R, micro_batch_rows(setup)
     longest = max(len(o.prompt_ids) for o in rollouts) + setup.config.rollout.max_new_tokens

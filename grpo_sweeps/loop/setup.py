@@ -55,6 +55,17 @@ class Room:
     rows: int | None = None
 
 
+@dataclass
+class Stack:
+    """`stacked/...` of the step that runs, where its groups were measured together; empty otherwise."""
+
+    metrics: dict[str, float] = field(default_factory=dict)
+
+    def take(self) -> dict[str, float]:
+        found, self.metrics = self.metrics, {}
+        return found
+
+
 @dataclass(frozen=True)
 class Setup:
     """What a step works on. `gram` is None when nothing is measured (analysis.every = 0), `reference` without KL,
@@ -75,6 +86,7 @@ class Setup:
     tally: Tally = field(default_factory=Tally)
     say: Callable[[str], None] = _silent  # what the run is doing where that takes a while
     noise: NoiseWindow = field(default_factory=NoiseWindow)
+    stack: Stack = field(default_factory=Stack)
 
     def problems(self, step: int) -> list[Problem]:
         """The step's prompts: a walk through a fresh permutation of the training problems in each epoch.
@@ -111,8 +123,8 @@ def prepare(config: RunConfig, say: Callable[[str], None] = _silent) -> Setup:
     reference = Reference(policy.model) if config.objective.kl_beta > 0 else None
     gram = GradientGram(policy.model) if config.analysis.every else None
     if gram is not None:  # compilers work while the first rollouts are sampled
-        expected = [(VERIFIED_ROWS, 1), (config.R, max(1, _wanted_rows(config) // config.R))]
-        gram.expect(expected, cross_groups=config.analysis.check_every > 0)
+        expected = [(VERIFIED_ROWS, 1), (config.R, max(1, config.micro_batch_rows // config.R))]
+        gram.expect(expected, cross_groups=bool(config.analysis.check_every or config.analysis.stacked_every))
     optimizer = MasterAdamW(policy.model.parameters(), config.trainer)
     critic = _critic(config, policy) if config.objective.critic else None
     return Setup(
@@ -127,11 +139,7 @@ def _critic(config: RunConfig, policy: Policy) -> Critic:
 
 def micro_batch_rows(setup: Setup) -> int:
     """Rows in a micro-batch: whole groups, or fewer than R rows, and then a group is run in parts."""
-    return setup.config.trainer.micro_batch or setup.room.rows or _wanted_rows(setup.config)
-
-
-def _wanted_rows(config: RunConfig) -> int:
-    return config.trainer.micro_batch or max(config.R, 32 // config.R * config.R)
+    return setup.config.trainer.micro_batch or setup.room.rows or setup.config.micro_batch_rows
 
 
 def micro_batch_groups(setup: Setup) -> int:

@@ -21,7 +21,7 @@ from collections.abc import Callable
 import torch
 
 from grpo_sweeps.engine.optim import learning_rate
-from grpo_sweeps.loop.measured import Measured, measured_block
+from grpo_sweeps.loop.measured import Measured, keep_stack, measured_block, stacks
 from grpo_sweeps.loop.results import StepResult, StepTimes, completions, record, step_metrics
 from grpo_sweeps.loop.rollouts import Rated, rollouts_with_advantages
 from grpo_sweeps.loop.room import measure_room
@@ -51,7 +51,13 @@ def training_step(setup: Setup, step: int) -> StepResult:
     times.mark("update")
     groups = [record(rated, measured, step, g) for g in range(len(rated.problems))]
     metrics = step_metrics(groups, rated.rollouts, measured, update.grad_norm, lr, times, setup.config.analysis.scores)
-    metrics |= before | rated.metrics | update.metrics | gradient_noise(setup, step, groups, update.grad_norm)
+    metrics |= (
+        before
+        | rated.metrics
+        | update.metrics
+        | setup.stack.take()
+        | gradient_noise(setup, step, groups, update.grad_norm)
+    )
     return StepResult(metrics, groups, completions(setup, rated, step), update.records)
 
 
@@ -82,21 +88,33 @@ def backward(setup: Setup, rated: Rated, step: int) -> dict[int, Measured]:
     everything = measuring and config.analysis.groups == "all"
     taking_part = [g for g, w_R in enumerate(rated.weights_GR) if everything or bool((w_R != 0).any())]
     found: list[tuple[list[int], Callable[[], list[Measured]]]] = []
-    for groups in blocks(setup, rated, taking_part):
+    parts = blocks(setup, rated, taking_part)
+    together = measuring and stacks(setup, step, parts)
+    for groups in parts:
         check = len(groups) == 1 or due(step, config.analysis.check_every)
-        part = _measured_backward(setup, rated, groups, check) if measuring else _plain_backward(setup, rated, groups)
-        found.append((groups, part))
+        read = (
+            _measured_backward(setup, rated, groups, check, together)
+            if measuring
+            else _plain_backward(setup, rated, groups)
+        )
+        found.append((groups, read))
     # Reading waits for the device, which has the next micro-batch to go on with as long as nothing is read.
     return {g: one for groups, read in found for g, one in zip(groups, read(), strict=True)}
 
 
 def _measured_backward(
-    setup: Setup, rated: Rated, groups: list[int], check: bool
-) -> Callable[[], list[Measured]]:  # fmt: skip
+    setup: Setup, rated: Rated, groups: list[int], check: bool, together: bool
+) -> Callable[[], list[Measured]]:
     """Whole groups with unit weights on the rows; GradientGram applies the weights where the gradients are formed."""
     rollouts, descent = rated.rollouts_of(groups), -rated.weights_GR[groups].flatten()  # the optimiser descends
-    block = measured_block(setup, descent, lambda rows: row_sums(setup, rollouts[rows]), check)
-    return lambda: block.read(setup, block.scalars)
+    block = measured_block(setup, descent, lambda rows: row_sums(setup, rollouts[rows]), check, together)
+
+    def read() -> list[Measured]:
+        if together:
+            keep_stack(setup, block.m, rollouts, descent, loss=False)
+        return block.read(setup, block.scalars)
+
+    return read
 
 
 def _plain_backward(setup: Setup, rated: Rated, groups: list[int]) -> Callable[[], list[Measured]]:

@@ -1,7 +1,7 @@
 """Claims about the rewards and advantages of a group: C2 (zero sum), C3 (variance and covariance), C4 (tails), C12
-(Hoeffding's table).
+(Hoeffding's table), C23 (every rollout within eps).
 
-C4 and C12 are decided by counting: of R independent rollouts with binary rewards, k ~ Binomial(R, p) are right.
+C4, C12 and C23 are decided by counting: of R independent rollouts with binary rewards, k ~ Binomial(R, p) are right.
 """
 
 from __future__ import annotations
@@ -14,7 +14,17 @@ import numpy as np
 
 from grpo_sweeps.estimators import grpo, grpo_std, rloo, row_weights
 from grpo_sweeps.paper import CALLED_VACUOUS, HOEFFDING_EPS, HOEFFDING_R
-from grpo_sweeps.science.claim import EXACT, Estimate, ExactClaim, Prompt, agreement, judged, relative, worst
+from grpo_sweeps.science.claim import (
+    EXACT,
+    Estimate,
+    ExactClaim,
+    Judgement,
+    Prompt,
+    agreement,
+    judged,
+    relative,
+    worst,
+)
 from grpo_sweeps.types import Array
 
 ZERO_SUM = {"group mean": grpo, "leave-one-out": rloo, "std": grpo_std}
@@ -163,4 +173,47 @@ def hoeffding_table() -> ExactClaim:
         cells + " (eps = 0.3, 0.2, 0.1)",
         "",
         "does not hold" if within and hoeffding(*CALLED_VACUOUS) < 1 else "holds",
+    )
+
+
+def chance_of_some_beyond(R: int, p: float, eps: float) -> float:
+    """P(some rollout of a group has |A| > eps) for binary rewards, A of the group mean: right rollouts, where there are
+    any, have |A| = 1 - k/R, wrong ones k/R."""
+    k = np.arange(R + 1)
+    beyond = ((k > 0) & (1 - k / R > eps)) | ((k < R) & (k / R > eps))
+    return float(binomial(R, p)[beyond].sum())
+
+
+def every_rollout(ps: Sequence[float]) -> ExactClaim:
+    """C23: the chance that some rollout lies beyond eps against Hoeffding's bound for the mean, and against R times the
+    chance of one rollout."""
+    cases = [(R, p, eps) for R in HOEFFDING_R for p in ps for eps in HOEFFDING_EPS]
+    some = np.array([chance_of_some_beyond(*case) for case in cases])
+    union = np.array([R * chance_of_advantage_above(R, p, eps) for R, p, eps in cases])
+    bounds = np.array([hoeffding(R, eps) for R, _, eps in cases])
+    telling = bounds < 1
+    broken = int((some > bounds + EXACT)[telling].sum())
+    below = [case for case in cases if case[2] < 0.5]
+    errors = [relative(chance_of_some_beyond(*case), 1 - case[1] ** case[0] - (1 - case[1]) ** case[0])
+              for case in below]  # fmt: skip
+    as_one = np.array([chance_of_mean_off(*case) for case in cases])
+    right = bool((some <= union + EXACT).all() and (as_one <= bounds + EXACT).all()) and worst(errors) < EXACT
+    R, p, eps = cases[int(np.argmax(np.where(telling, some - bounds, -np.inf)))]
+    judgement: Judgement = "undecided"
+    if right:
+        judgement = "does not hold" if broken else "holds"
+    return judged(
+        "C23",
+        "Hoeffding's bound is on the mean of a group. It says that every A_i is within eps of r_i - v, all of them at "
+        "once, since they are off by one number, v less the mean. It does not say that A_i is within eps of 0: for "
+        "binary rewards and eps < 1/2 some rollout is beyond eps in every mixed group, with chance 1 - p^R - (1-p)^R, "
+        "which rises to 1 with R. A union over rollouts, R times the chance of one, bounds that chance and is often "
+        "above 1.",
+        f"{len(cases)} cases of R, p, eps: in {broken} of the {int(telling.sum())} whose bound is below 1 the chance "
+        f"of some rollout beyond eps exceeds it (R = {R}, p = {p:g}, eps = {eps:g}: "
+        f"{chance_of_some_beyond(R, p, eps):.2f} against {hoeffding(R, eps):.2f}); the union bound holds in all of "
+        f"them and is 1 or more in {int((union >= 1).sum())}",
+        "",
+        judgement,
+        worst(errors),
     )

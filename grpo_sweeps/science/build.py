@@ -17,7 +17,7 @@ from grpo_sweeps.paper import ABOUT_TWO, ARXIV, BEST_SIZE_ARXIV, MARGIN, MODEL, 
 from grpo_sweeps.publish.drawing import Plot, rendered
 from grpo_sweeps.publish.formats import csv, markdown
 from grpo_sweeps.publish.page import files_of, from_template, inlined, write
-from grpo_sweeps.science import advantages, budget, credit, figures, gradient, scores
+from grpo_sweeps.science import advantages, budget, credit, figures, gradient, scores, structure
 from grpo_sweeps.science.budget import Ascent, Budget, drawn, gradient_of, oracle_step
 from grpo_sweeps.science.claim import EXACT, ExactClaim, Prompt, Z
 from grpo_sweeps.science.figures import Curves
@@ -43,7 +43,8 @@ TONES = {
 RULES = (
     f"Fixed before anything was computed. An identity holds when its largest relative error is below {EXACT:g}; one "
     "exact case that contradicts a statement made without exception refutes it (C7: one possible group of rank R). "
-    f"C8 falls where the interval of a mean lies outside {ABOUT_TWO:g} +- {MARGIN:g} at some R. All other drawn "
+    f"C8 and C20 fall where the interval of a mean lies outside {ABOUT_TWO:g} +- {MARGIN:g} at some R; C16 where that "
+    f"of a rise lies below {MARGIN:g}. All other drawn "
     f"figures are a check and decide nothing: their intervals are {Z:g} standard errors to either side, so that one "
     f"report of a thousand has a miss by chance. A claim about {MODEL} is not decided by another policy: what is "
     "shown here is what follows from the definitions, and what does not."
@@ -87,7 +88,27 @@ def judge(options: TheoryOptions, budgets: dict[str, Budget], turns: Sequence[En
         credit.growing_bias(turns, [o.e for o in first.prompts]),
         gradient.own_reward(prompts, (*RS, 16), rng, options.draws),
         gradient.baselines(prompts),
+        *remaining(options, first.prompts, turns, rng),
         budget.best_R(budgets, (2, 3, *RS[1:], 16), ROLLOUTS),
+    ]
+
+
+def remaining(
+    options: TheoryOptions, prompts: Sequence[Prompt], turns: Sequence[Enumeration], rng: np.random.Generator
+) -> list[ExactClaim]:
+    """C16 and those after it, on the prompts of the first policy."""
+    one_turn = [o.e for o in prompts]
+    after = structure.moved(policy_of(options, options.seed), rewards_of(options.prompts))
+    return [
+        structure.credit_by_token(prompts, RS, rng, 300),
+        credit.in_expectation(one_turn),
+        gradient.curriculum(prompts, RS),
+        structure.clipping_and_kl(prompts, after, max(RS), rng, 200),
+        structure.directions_of_a_step(prompts, RS, rng, 8, 100),
+        structure.order_of_sizes(prompts, RS, rng, 300),
+        credit.single_turn(one_turn),
+        advantages.every_rollout((0.1, 0.25, 0.5)),
+        credit.stage_bound([*turns, *one_turn]),
     ]
 
 

@@ -1,4 +1,5 @@
-"""Credit for tokens and stages: C1 (one advantage for all tokens), C13 (the bias of later stages)."""
+"""Credit for tokens and stages: C1 (one advantage for all tokens), C13 (the bias of later stages), C17 (what is sampled
+and what is expected), C22 (the tokens of a single turn), C24 (the bound on the bias)."""
 
 from __future__ import annotations
 
@@ -161,4 +162,77 @@ def growing_bias(enumerations: Sequence[Enumeration], single: Sequence[Enumerati
         "",
         judgement,
         off,
+    )
+
+
+def left_to_chance(e: Enumeration) -> np.ndarray:
+    """Spread of what is received from token t on about q(s_t, x_t), by position, over the spread of the reward, (T,).
+    0 at tokens after which nothing is left to chance, and at padding."""
+    off_NT = (e.returns_NT - e.action_values_NT) * e.mask_NT
+    return (e.p_N @ off_NT.square()).clamp(min=0.0).sqrt().numpy() / e.sigma2**0.5
+
+
+def in_expectation(enumerations: Sequence[Enumeration]) -> ExactClaim:
+    """C17: what a rollout received against the action values of its tokens, in each sequence and on average."""
+    errors = [identity_error(e) for e in enumerations]
+    spreads = [left_to_chance(e) for e in enumerations]
+    largest = max(float(spread.max()) for spread in spreads)
+    positions = np.mean(spreads, axis=0)
+    judgement: Judgement = "does not hold"
+    if worst(errors) < EXACT:
+        judgement = "holds" if largest < EXACT else "holds, corrected"
+    return judged(
+        "C17",
+        "In expectation only: E[r given s_t, x_t] = q(s_t, x_t), while the r of one rollout differs from it by all "
+        "that is still left to chance after the token. It is an equality at the last token, and where nothing is "
+        "drawn after it.",
+        f"{len(errors)} prompts: the mean is off by {worst(errors):.1e}; spread of r about q by position, over that of "
+        "r: " + ", ".join(f"{value:.2f}" for value in positions),
+        "",
+        judgement,
+        worst(errors),
+    )
+
+
+def mean_of_the_rest(e: Enumeration) -> float:
+    """|E sum_t (v(s_t) - v(s_0)) grad log pi(x_t | s_t)|, over the root of its second moment; 0 where that is 0."""
+    rest_ND = e.contribution(e.values_NT - e.J)
+    second = float(e.p_N @ rest_ND.square().sum(dim=1))
+    return float((e.p_N @ rest_ND).norm()) / second**0.5 if second > 0 else 0.0
+
+
+def single_turn(enumerations: Sequence[Enumeration]) -> ExactClaim:
+    """C22: what the group's baseline leaves at the tokens of one turn, and what of it the mean gradient keeps."""
+    errors = [max(identity_error(e), mean_of_the_rest(e)) for e in enumerations]
+    by_position = [stage_bias(e)[1] / e.sigma2**0.5 for e in enumerations]
+    first = max(float((e.values_NT[:, 0] - e.J).abs().max()) / e.sigma2**0.5 for e in enumerations)
+    largest = max(map(in_one_turn, enumerations))
+    said = ", ".join(f"{value:.2f}" for value in np.mean(by_position, axis=0))
+    judgement: Judgement = "undecided"
+    if max(worst(errors), first) < EXACT:
+        judgement = "holds" if largest < EXACT else "does not hold"
+    return judged(
+        "C22",
+        "Exact at the first token. At each later one the credit of the group's baseline holds v(s_t) - v(s_0) beside "
+        "the token's own: what the baseline does not know of the tokens before it. What is exact at every position is "
+        "the mean gradient, since that rest depends on s_t alone.",
+        f"{len(errors)} prompts of one turn: identity and mean of the rest off by {worst(errors):.1e}; spread of "
+        f"v(s_t) - v(s_0) by position, over that of r: {said}",
+        "",
+        judgement,
+        worst(errors),
+    )
+
+
+def stage_bound(enumerations: Sequence[Enumeration]) -> ExactClaim:
+    """C24: the largest |Bias_h| of every state against the appendix's bound."""
+    shares = [bound_share(e) for e in enumerations]
+    return judged(
+        "C24",
+        "True: at most h - 1 rewards have been received, and each of v(s_h) and v(s_0) is at most V_max. A bound that "
+        "grows with h, not a bias that does (C13).",
+        f"{len(shares)} problems of several turns and of one, every state: the largest |Bias_h| is "
+        f"{max(shares):.2f} of its bound, in the middle problem {float(np.median(shares)):.2f}",
+        "",
+        "holds" if max(shares) <= 1 + EXACT else "does not hold",
     )

@@ -1,4 +1,5 @@
-"""Claims about the gradient: C5 (its norm), C6 (its sparsity), C14 (the factor (R-1)/R), C15 (the best baseline)."""
+"""Claims about the gradient: C5 (its norm), C6 (its sparsity), C14 (the factor (R-1)/R), C15 (the best baseline), C18
+(a curriculum)."""
 
 from __future__ import annotations
 
@@ -8,7 +9,8 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
-from grpo_sweeps.estimators import grpo
+from grpo_sweeps.estimators import grpo, grpo_std
+from grpo_sweeps.estimators.declared import weight_on
 from grpo_sweeps.exact import SoftmaxPolicy, TokenReward, several_prompts
 from grpo_sweeps.paper import SPARSE
 from grpo_sweeps.science.advantages import binomial, chance_of_advantage_above
@@ -145,6 +147,44 @@ def baselines(prompts: Sequence[Prompt]) -> ExactClaim:
         f"point of the parabola: {worst(errors):.1e}",
         "",
         "undefined" if worst(errors) > EXACT else "does not hold" if max(excess) > EXACT else "holds",
+        worst(errors),
+    )
+
+
+RATES = np.arange(1, 20) / 20
+"""Success rates at which the weight on a prompt is compared, C18."""
+
+
+def norm_shares(o: Prompt, R: int) -> np.ndarray:
+    """The part of E ||g||^2 that groups with k = 1 .. R - 1 right rollouts carry, (R - 1,)."""
+    carried = binomial(R, o.e.J)[1:R] * norm_by_k(o, R)
+    return np.asarray(carried / carried.sum())
+
+
+def curriculum(prompts: Sequence[Prompt], Rs: Sequence[int]) -> ExactClaim:
+    """C18: the weight c in E g = c grad J, by success rate; beside it which k carry the squared norm."""
+    errors = [factor_error(o, R) for o in prompts for R in Rs]
+    weights = {R: np.array([weight_on(grpo, float(p), R) for p in RATES]) for R in Rs}
+    errors += [relative(one, np.full(len(RATES), (R - 1) / R)) for R, one in weights.items()]
+    middle = np.argsort(np.abs(RATES - 0.5), kind="stable")  # from one half outwards
+    falls = all(bool((np.diff(one[middle]) <= EXACT).all()) and float(np.ptp(one)) > EXACT for one in weights.values())
+    R = max(Rs)
+    scaled = [weight_on(grpo_std, p, R) for p in (0.05, 0.5, 0.95)]
+    k = np.arange(R + 1)
+    half = (k >= R / 4) & (k <= 3 * R / 4)
+    carried = [float(norm_shares(o, R)[half[1:R]].sum()) for o in prompts]
+    occur = [float(binomial(R, o.e.J)[half].sum()) for o in prompts]
+    return judged(
+        "C18",
+        "No curriculum by the expectation: E g = (R-1)/R grad J at every success rate, all-equal groups counted. The "
+        "group mean weighs prompts as the objective does. Division by the standard deviation does weigh them, the easy "
+        "and the hard ones most. What depends on k is the squared norm, which is noise for the most part.",
+        f"E g against (R-1)/R grad J at {len(prompts)} prompts and the weight at {len(RATES)} success rates, R = "
+        f"{', '.join(map(str, Rs))}: {worst(errors):.1e}; over the standard deviation, R = {R}, p = 0.05, 0.5, 0.95: "
+        f"{_listed(scaled)}; groups of R/4 <= k <= 3R/4 are {_listed(occur)} of all and carry {_listed(carried)} of "
+        "the squared norm",
+        "",
+        "holds" if falls else "does not hold",
         worst(errors),
     )
 

@@ -22,7 +22,7 @@ IRRELEVANT = (
     "rollout.batch", "rollout.engine",
     "trainer.checkpoint_every", "trainer.checkpoint_minutes", "trainer.keep_checkpoints",
     "analysis.keep_completions_every", "analysis.check_every", "analysis.scores", "analysis.update_every",
-    "analysis.compare_float32",
+    "analysis.compare_float32", "analysis.stacked_every",
 )  # fmt: skip
 # Later keys, at the value that means the same as their absence: older runs keep their identity.
 ADDED = {"budget": "prompts", "objective.continuations": 0, "task.chat_prompt": None}

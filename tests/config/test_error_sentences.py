@@ -108,6 +108,8 @@ CASES: dict[str, tuple[str, ...]] = {
     "R=4 trainer.micro_batch=6": ("trainer.micro_batch=6: whole groups are needed: a multiple of R=4",),
     "R=4 trainer.micro_batch=0": ("trainer.micro_batch=0", "1 to 3 rows to run each group in parts"),
     "analysis.every=-1": ("analysis.every=-1: at least 0",),
+    "analysis.stacked_every=-1": ("analysis.stacked_every=-1: at least 0",),
+    "R=8 analysis.stacked_every=1": ("analysis.stacked_every=1", "one micro-batch: trainer.micro_batch=128, or 0 here"),
     "objective=trpo": ("objective=trpo: no such choice; objective is one of ", "gspo", "ppo_clip", "reinforce"),
     "objective.ratio=tokens": ("objective.ratio=tokens: choose one of none, token, sequence",),
     "objective.clip=0.1": ("objective.clip=0.1: no such key", "clip_low"),

@@ -17,9 +17,10 @@ COMPARED = "compared, not judged"
 ALPHA = 0.05
 """Chance, at most, that any verdict of one report is wrong by the draw of its data (Bonferroni over its tests)."""
 
-TESTS_PER_CELL = 7
+TESTS_PER_CELL = 9
 """Decisive intervals for each arm and R: C5's slope, C6's fall of rho (at each eps with its part of one), C7's share of
-groups, C8's effective rank, the score-mean null of C9, C10's top-1 fraction, the mean mid-p of shuffled rewards."""
+groups, C8's effective rank, the score-mean null of C9, C10's top-1 fraction, C20's rank of the stack (of its two ends
+one side each), C21's difference from the R of Figure 2, the mean mid-p of shuffled rewards."""
 
 MIN_GROUPS = 30
 """Measured mixed groups below which an R is not decided, since Student's t is off for few and skewed values. C8 alone
@@ -57,6 +58,19 @@ LIKE = 0.9
 MIN_PER_K = 5
 """C5: groups below which a k takes no part in the slope."""
 
+RISE = MARGIN
+"""C16: credit by token raises the rank where the change of the effective rank and that of the effective rank less the
+null of the rows' own norms, equal texts made one, both lie above 0; it does not where one of them lies below this."""
+
+SAME = MARGIN
+"""C19: the structure is not affected where the change of the effective rank lies within so much of 0."""
+
+MIN_STEPS = 30
+"""C20: steps with a mixed measured group below which an R is not decided."""
+
+MIDDLE = (0.25, 0.75)
+"""C18: prompts of middling difficulty are those of groups whose share of right rollouts lies in this range."""
+
 IN_WORDS = (
     f"Fixed before looking: 'about 2' means a mean effective rank within {MARGIN:g} of {ABOUT_TWO:g}; fewer than "
     f"{MIN_GROUPS} measured mixed groups at an R decide nothing there, save that C8's effective rank is not 'about 2' "
@@ -68,7 +82,13 @@ IN_WORDS = (
     f"exceed it beyond the precision of K, and holds when at most {TOLERATED_SHARE:.0%} do; the gradient's norm "
     "scales with sigma_r when its log-log slope is between 1 and 2 (0 and 1 after division by the group's standard "
     f"deviation), give or take {SLOPE_MARGIN:g}; sparsity grows when the shares of advantages beyond "
-    f"{' and '.join(f'{eps:g}' for eps in SPARSE)} both fall from the first to the last third of the steps; identities "
+    f"{' and '.join(f'{eps:g}' for eps in SPARSE)} both fall from the first to the last third of the steps; credit "
+    "by token raises the rank when, in the same groups, the effective rank and what it has beyond the null of the "
+    f"rows' own norms both rise, and does not when one rises by less than {RISE:g}; clipping and KL leave the "
+    "structure as it is when the effective rank of the same groups, after a first update, changes by less than "
+    f"{SAME:g}; a step has about 2 directions when the effective rank of its stacked groups is about 2 in {MIN_STEPS} "
+    "steps or more, and has not when nothing that the groups' own spectra allow is about 2; Figure 2's order holds "
+    "when the top-1 fraction at its R is above that at each other R of the table; identities "
     f"hold to {SUM_TOLERANCE:.0e}. Intervals behind verdicts "
     "are widened so that all verdicts of this report together are wrong by chance with probability about "
     f"{ALPHA:g} (Bonferroni; Student's t over clusters: more with few or very skewed groups), and by what the "
@@ -82,13 +102,14 @@ GAIN_MARGIN = 0.01
 does not when the whole interval is below this."""
 
 CELLS_OF_C11 = 6
-"""C11's intervals that count as the tests of one cell; they are there where both budgets are."""
+"""C11's intervals that count as the tests of one cell; they are there where both budgets are. C16 and C19 have one for
+each two arms that are compared and R, and as many of them count as a cell's."""
 
 
 def simultaneous_alpha(cells: int) -> float:
     """Error rate of one interval so that all decisive intervals of a report hold together with 1 - ALPHA.
 
-    >>> simultaneous_alpha(3) == 0.05 / 21
+    >>> simultaneous_alpha(3) == 0.05 / 27
     True
     """
     return ALPHA / (TESTS_PER_CELL * max(1, cells))

@@ -2,7 +2,8 @@
 
 C2 to C4 are judged in `advantages`, C5, C9 and shuffled rewards in `gradient`, C6 in `sparsity`, the open question Q3
 in `training`, C7, C8 and the exact assertions in `ranks`, C10 in `printed`, C11 in `budget` where a sweep has both
-budgets; here stand the claims that no such record decides. Whose model the runs are about is told in `subject`.
+budgets, C16 and C19 in `paired` where it has two objectives, C18, C20 and C21 in `sizes`; here stand the claims that
+no such record decides. Whose model the runs are about is told in `subject`.
 
 Every claim says what the paper says, what was measured with its interval, what the null gives, and the verdict in
 words.
@@ -16,14 +17,15 @@ import pandas as pd
 
 from grpo_sweeps.paper import ARXIV, STATEMENTS
 from grpo_sweeps.publish.formats import markdown
-from grpo_sweeps.report.claims import rules
+from grpo_sweeps.report.claims import budget, paired, rules
 from grpo_sweeps.report.claims.advantages import c2, c3, c4
-from grpo_sweeps.report.claims.budget import budget_pairs, c11, extra_cells
+from grpo_sweeps.report.claims.budget import budget_pairs, c11
 from grpo_sweeps.report.claims.finding import EVERY_ARM, Claim, by_length, estimator_of
 from grpo_sweeps.report.claims.gradient import c5, c9, shuffled
 from grpo_sweeps.report.claims.printed import c10
 from grpo_sweeps.report.claims.ranks import c7, c8, controls
 from grpo_sweeps.report.claims.rules import UNDECIDED
+from grpo_sweeps.report.claims.sizes import c18, c20, c21
 from grpo_sweeps.report.claims.sparsity import c6
 from grpo_sweeps.report.claims.subject import differences, scope
 from grpo_sweeps.report.claims.training import q3
@@ -63,6 +65,27 @@ NEEDS = {
         "the best constant of a prompt, E[||psi||^2 r] / E[||psi||^2], needs scores of all its rollouts; all-equal "
         "groups have no Gram, and most prompts come once. Needed: every group of repeated prompts measured."
     ),
+    "C16": (
+        "needed are runs that differ in the objective alone, of the same R and seeds: objective=reinforce,ppo,vine, "
+        "best with trainer.lr=0, where every step's groups can be compared."
+    ),
+    "C17": (
+        "the action values of tokens are not in a record. Values from fresh continuations: python -m "
+        "grpo_sweeps.credit."
+    ),
+    "C19": (
+        "needed are runs that differ in the objective alone, of the same R and seeds: objective=reinforce,ppo_clip, "
+        "with objective.minibatches above 1, so that groups of the first step are differentiated after an update."
+    ),
+    "C22": (
+        "the values of prefixes are not in a record. Values from fresh continuations: python -m grpo_sweeps.credit."
+    ),
+    "C23": (
+        "it is arithmetic, a bound on a mean read as one on each rollout. C4 has the shares of advantages beyond eps."
+    ),
+    "C24": (
+        "it is a theorem, and the runs have one turn."
+    ),
 }  # fmt: skip
 
 
@@ -70,8 +93,10 @@ def judge_claims(sweep: Sweep) -> list[Claim]:
     """All claims for all arms, by number, exact controls and the null last. An arm's findings are for the R values that
     its runs have, measured or not."""
     pairs = budget_pairs(sweep)
-    alpha = rules.simultaneous_alpha(len(sweep.cells) + extra_cells(pairs))
+    alpha = rules.simultaneous_alpha(len(sweep.cells) + budget.extra_cells(pairs) + paired.extra_cells(sweep))
     claims: list[Claim] = [c11(sweep, pair, alpha) for pair in pairs]
+    claims += [paired.c16(sweep, pair, alpha) for pair in paired.token_pairs(sweep)]
+    claims += [paired.c19(sweep, pair, alpha) for pair in paired.clipping_pairs(sweep)]
     for arm in sorted({arm for arm, _ in sweep.cells}):
         groups = {R: usable_groups(sweep, arm, R) for a, R in sweep.cells if a == arm}
         records = {R: records_of(sweep, arm, R) for R in groups}
@@ -80,6 +105,8 @@ def judge_claims(sweep: Sweep) -> list[Claim]:
         measured = [c5(arm, kind, groups, records, alpha), c6(arm, kind, records, sweep, alpha), c9(arm, groups, alpha)]
         claims += [replace(claim, remarks=(*about, *claim.remarks)) for claim in measured]
         claims += [c7(arm, groups, alpha), c8(arm, kind, groups, alpha, about), c10(arm, groups, alpha, about)]
+        metrics = sweep.metrics[sweep.metrics["arm"] == arm]
+        claims += [c18(arm, groups, records), c20(arm, groups, metrics, alpha), c21(arm, groups, alpha, about)]
         claims += [controls(arm, groups), shuffled(arm, groups, alpha, by_length(sweep, arm)), q3(arm, groups)]
     judged = {claim.id for claim in claims}
     return sorted([*claims, *(claim for claim in undecided() if claim.id not in judged)], key=_order)

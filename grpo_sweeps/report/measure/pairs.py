@@ -23,8 +23,8 @@ from grpo_sweeps.report.measure.spectral import Groups
 from grpo_sweeps.types import Array
 
 PAIRS = (
-    "gradient_norm", "pair_norm", "pair_all", "pair_square", "pair_right", "pair_wrong", "pair_between", "pair_null",
-    "pair_error",
+    "gradient_norm", "energy", "pair_norm", "pair_all", "pair_square", "pair_right", "pair_wrong", "pair_between",
+    "pair_null", "pair_error",
 )  # fmt: skip
 UNBIASED = ("u_signal", "u_spread", "u_oracle_variance")
 LEAST_R = 4  # products of four distinct rollouts
@@ -34,19 +34,21 @@ def pair_columns(groups: Groups) -> dict[str, Array]:
     """{column of PAIRS: (N,) values}.
 
     gradient_norm   sqrt(w' K w), of the group's weighted gradient
+    energy          tr diag(w) K diag(w), the sum of the squared norms of the rows of G
     pair_norm, pair_all, pair_square   means of K_ii, and over i != j of K_ij and K_ij^2
     pair_right, pair_wrong, pair_between   mean of K_ij over two right rollouts, two wrong ones, one of each; binary
     pair_null       the contrast of the module's docstring, over R (R - 1) ordered pairs; binary, R > 2
     pair_error      largest error of a mean of products that the Gram's own precision allows
 
-    All but gradient_norm are NaN where the Gram is of the rows of the loss.
+    All but gradient_norm and energy are NaN where the Gram is of the rows of the loss.
     """
     gram_NRR, R = groups.gram_NRR, groups.R
     weights_NR = groups.weights_NR if groups.scores else np.ones_like(groups.weights_NR)
     square_N = np.einsum("ni,nij,nj->n", weights_NR, gram_NRR, weights_NR)
-    columns = {"gradient_norm": np.sqrt(np.clip(square_N, 0.0, None))}
+    energy_N = np.einsum("ni,nii->n", np.square(weights_NR), gram_NRR)
+    columns = {"gradient_norm": np.sqrt(np.clip(square_N, 0.0, None)), "energy": energy_N}
     if not groups.scores:
-        return columns | dict.fromkeys(PAIRS[1:], np.full(len(gram_NRR), np.nan))
+        return columns | dict.fromkeys(PAIRS[2:], np.full(len(gram_NRR), np.nan))
     off_NRR = gram_NRR * (1.0 - np.eye(R))
     norm_N = np.trace(gram_NRR, axis1=1, axis2=2) / R
     columns |= {

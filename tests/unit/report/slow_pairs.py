@@ -47,7 +47,7 @@ def pairs_and_shuffles(record: GroupRecord) -> dict[str, float]:
     if record.rows == "loss":
         names = ("norm", "all", "square", "right", "wrong", "between", "null", "error")
         empty = {f"pair_{n}": NAN for n in names} | {n: NAN for n in (*SHUFFLED, *UNBIASED)}
-        return {"gradient_norm": math.sqrt(max(0.0, K.sum()))} | empty
+        return {"gradient_norm": math.sqrt(max(0.0, K.sum())), "energy": sum(np.diag(K))} | empty
     pairs = list(itertools.permutations(range(R), 2))
     binary = set(r) <= {0.0, 1.0}
 
@@ -59,6 +59,7 @@ def pairs_and_shuffles(record: GroupRecord) -> dict[str, float]:
     null = _mean([K[i, j] * (0.5 if r[i] != r[j] and lone else 1.0) for i, j in pairs])
     return {
         "gradient_norm": math.sqrt(max(0.0, np.array(record.weights) @ K @ np.array(record.weights))),
+        "energy": sum(w * w * K[i, i] for i, w in enumerate(record.weights)),
         "pair_norm": norm, "pair_all": _mean([K[i, j] for i, j in pairs]),
         "pair_square": _mean([K[i, j] ** 2 for i, j in pairs]),
         "pair_right": product(lambda s: s == 2), "pair_wrong": product(lambda s: s == 0),
