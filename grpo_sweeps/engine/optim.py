@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -14,6 +14,8 @@ from grpo_sweeps.engine.update_geometry import UpdateGeometry
 
 SLICES = 128  # an update is made in about so many; each needs 12 bytes an entry beside what stays
 LEAST_SLICE = 2**22  # entries: smaller slices would keep the device waiting for the host
+Piece = tuple[int, slice | None]
+"""A parameter's number, and its flat entries, None for all of a tensor whose memory is no row."""
 
 
 class MasterAdamW:
@@ -73,36 +75,44 @@ class MasterAdamW:
     def _step_in_slices(self, group: dict[str, Any], chosen: Iterable[int]) -> None:
         """AdamW's own step of the parameters of these numbers, on views of a slice of the masters and of their
         moments."""
-        counts = {}
+        counts = dict[int, Tensor]()
         for pieces in self._slices(chosen):
-            views = []
-            try:
-                for i, entries in pieces:
-                    parameter, master = self.parameters[i], self.masters[i]
-                    state = self._state(master)
-                    view = _part(master, entries)
-                    view.grad = _part(parameter.grad, entries).to(master.dtype)
-                    moments = {name: _part(state[name], entries) for name in ("exp_avg", "exp_avg_sq")}
-                    self.adamw.state[view] = {"step": state["step"].clone(), **moments}
-                    views.append(view)
-                group["params"] = views
-                self.adamw.step()
-                for view, (i, entries) in zip(views, pieces, strict=True):
-                    counts[i] = self.adamw.state[view]["step"]
-                    if self.masters[i] is not self.parameters[i]:
-                        _part(self.parameters[i], entries).copy_(view)
-            finally:
-                for view in views:
-                    self.adamw.state.pop(view, None)
+            counts |= self._step_slice(group, pieces)
+        self._count(counts)
+
+    def _step_slice(self, group: dict[str, Any], pieces: Sequence[Piece]) -> dict[int, Tensor]:
+        """AdamW's own step of one slice. Returns by parameter its count of steps afterwards, which `_count` takes over
+        when all slices are done: each must see the one before."""
+        counts, views = dict[int, Tensor](), list[Tensor]()
+        try:
+            for i, entries in pieces:
+                parameter, master = self.parameters[i], self.masters[i]
+                state = self._state(master)
+                view = _part(master, entries)
+                view.grad = _part(parameter.grad, entries).to(master.dtype)
+                moments = {name: _part(state[name], entries) for name in ("exp_avg", "exp_avg_sq")}
+                self.adamw.state[view] = {"step": state["step"].clone(), **moments}
+                views.append(view)
+            group["params"] = views
+            self.adamw.step()
+            for view, (i, entries) in zip(views, pieces, strict=True):
+                counts[i] = self.adamw.state[view]["step"]
+                if self.masters[i] is not self.parameters[i]:
+                    _part(self.parameters[i], entries).copy_(view)
+        finally:
+            for view in views:
+                self.adamw.state.pop(view, None)
+        return counts
+
+    def _count(self, counts: Mapping[int, Tensor]) -> None:
         for i, count in counts.items():
             self._state(self.masters[i])["step"].copy_(count)
 
-    def _slices(self, chosen: Iterable[int]) -> Iterator[list[tuple[int, slice | None]]]:
-        """Which entries are updated together: pieces of parameters, each by its number and its flat entries, None for
-        all of a tensor whose memory is no row."""
+    def _slices(self, chosen: Iterable[int]) -> Iterator[list[Piece]]:
+        """Which entries are updated together: pieces of parameters."""
         sizes = {i: self.parameters[i].numel() for i in chosen if self.parameters[i].grad is not None}
         most = max(LEAST_SLICE, sum(sizes.values()) // SLICES)
-        pieces, left = list[tuple[int, slice | None]](), most
+        pieces, left = list[Piece](), most
         for i, size in sizes.items():
             parameter, start = self.parameters[i], 0
             if not all(t.is_contiguous() for t in (parameter, parameter.grad, self.masters[i]) if t is not None):
@@ -129,12 +139,23 @@ class MasterAdamW:
         return state
 
     def _step_one_by_one(self, group: dict[str, Any], geometry: UpdateGeometry) -> None:
-        """The same update, to the bit, one parameter at a time."""
+        """The same update, to the bit, one parameter at a time: whole where the geometry wants that, else slice by
+        slice, so that nothing large is held twice."""
         for i, (parameter, master) in enumerate(zip(self.parameters, self.masters, strict=True)):
-            before = master.detach().clone()
-            stored = before if master is parameter else parameter.detach().clone()
-            self._step_in_slices(group, [i])
-            geometry.parameter(before, master, stored, parameter)
+            counts, slices = dict[int, Tensor](), list(self._slices([i]))
+            if geometry.wants_whole(master) or not slices:
+                windows: list[tuple[slice | None, list[list[Piece]]]] = [(None, slices)]
+            else:
+                windows = [(pieces[0][1], [pieces]) for pieces in slices]
+            for entries, inside in windows:
+                weights, stored = _part(master, entries), _part(parameter, entries)
+                before = weights.clone()
+                stored_before = before if master is parameter else stored.clone()
+                for pieces in inside:
+                    counts |= self._step_slice(group, pieces)
+                geometry.part(before, weights, stored_before, stored)
+            self._count(counts)
+            geometry.end(master.shape)
 
     @property
     def bytes_to_come(self) -> int:

@@ -1,16 +1,16 @@
 """`UpdateGeometry` measures one update of the weights: how many move, how sparse the step is, the rank of each change.
 
-The optimiser calls `gradient` before its step, and `parameter` around the part of the step that updates this parameter,
-so that no more than one parameter's weights are held twice. The change is that of the weights the optimiser keeps
-(float32 masters, or the weights themselves where they are float32 or float64). What is left of it in the training dtype
-is counted beside it.
+The optimiser calls `gradient` before its step, then for each parameter `part` around each part of the step that updates
+it, and `end`: no more than one part's weights are held twice, a whole matrix's only where its ranks are measured. The
+change is that of the weights the optimiser keeps (float32 masters, or the weights themselves where they are float32 or
+float64). What is left of it in the training dtype is counted beside it.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -46,7 +46,7 @@ def matrix_ranks(change: Tensor) -> tuple[float, float]:
     rounding made negative set to 0; rounding leaves up to 1e-8 of the largest s where one is 0. NaN where the parameter
     is no matrix, does not change, or is wider than `MAX_SIDE` on both sides.
     """
-    if change.ndim != 2 or not 0 < min(change.shape) <= MAX_SIDE:
+    if not _has_ranks(change.shape):
         return math.nan, math.nan
     wide = change if change.shape[0] <= change.shape[1] else change.T
     side = wide.shape[0]
@@ -58,6 +58,21 @@ def matrix_ranks(change: Tensor) -> tuple[float, float]:
     return float(spectra.stable_rank(values)), float(spectra.effective_rank(values))
 
 
+def _has_ranks(shape: Sequence[int]) -> bool:
+    return len(shape) == 2 and 0 < min(shape) <= MAX_SIDE
+
+
+@dataclass
+class Parts:
+    """What the parts of a parameter so far add up to."""
+
+    l1: float = 0.0
+    sq_norm: float = 0.0
+    changed: int = 0
+    changed_float32: int = 0
+    ranks: tuple[float, float] = (math.nan, math.nan)
+
+
 class UpdateGeometry:
     """Measures one update. `names`: the trainable parameters', in the optimiser's order."""
 
@@ -65,6 +80,7 @@ class UpdateGeometry:
         self._names = list(names)
         self._gradient = (0.0, 0.0)  # 1-norm and squared 2-norm
         self._weights_sq = 0.0
+        self._open = Parts()
         self._found: list[UpdateRecord] = []
 
     def gradient(self, grads: Iterable[Tensor]) -> None:
@@ -72,27 +88,41 @@ class UpdateGeometry:
         sizes = [_sizes(grad) for grad in grads]
         self._gradient = sum(l1 for l1, _ in sizes), sum(sq for _, sq in sizes)
 
-    def parameter(self, before: Tensor, after: Tensor, stored_before: Tensor, stored_after: Tensor) -> None:
-        """Take in the next parameter: the optimiser's weights, and those of the training dtype, before and after its
-        update."""
-        change = after - before
+    @staticmethod
+    def wants_whole(parameter: Tensor) -> bool:
+        """Whether the parameter's ranks are measured, which its whole change is needed for."""
+        return _has_ranks(parameter.shape)
+
+    def part(self, before: Tensor, after: Tensor, stored_before: Tensor, stored_after: Tensor) -> None:
+        """Take in a part of the next parameter, or all of it: the optimiser's weights, and those of the training dtype,
+        before and after its update."""
+        found, change = self._open, after - before
         l1, sq_norm = _sizes(change)
-        stable, effective = matrix_ranks(change) if 0 < sq_norm < math.inf else (math.nan, math.nan)
+        if _has_ranks(change.shape) and 0 < sq_norm < math.inf:
+            found.ranks = matrix_ranks(change)
+        found.l1 += l1
+        found.sq_norm += sq_norm
+        found.changed += int((stored_before != stored_after).sum())
+        found.changed_float32 += int((before != after).sum())
         self._weights_sq += _sizes(before)[1]
+
+    def end(self, shape: Sequence[int]) -> None:
+        """The parameter, of that shape, is taken in whole."""
+        found, self._open = self._open, Parts()
         name = self._names[len(self._found)]
         self._found.append(
             UpdateRecord(
                 step=-1,
                 name=name,
                 layer=layer_of(name),
-                shape=tuple(before.shape),
-                sq_norm=sq_norm,
-                l1=l1,
-                sparsity=hoyer(l1, sq_norm, before.numel()),
-                changed=int((stored_before != stored_after).sum()),
-                changed_float32=int((before != after).sum()),
-                stable_rank=stable,
-                effective_rank=effective,
+                shape=tuple(shape),
+                sq_norm=found.sq_norm,
+                l1=found.l1,
+                sparsity=hoyer(found.l1, found.sq_norm, math.prod(shape)),
+                changed=found.changed,
+                changed_float32=found.changed_float32,
+                stable_rank=found.ranks[0],
+                effective_rank=found.ranks[1],
             )
         )
 

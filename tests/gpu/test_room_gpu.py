@@ -21,7 +21,7 @@ pytestmark = [
 ]
 WORDS = (
     "model=smollm2_135m model.path=embedded model.random=true model.chat_template=false R=8 trainer.prompts=2 "
-    "rollout.max_new_tokens=512 rollout.engine=eager tracking=local reward=random"
+    "rollout.max_new_tokens=512 tracking=local reward=random"
 )
 
 

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from grpo_sweeps.config import TrainerConfig
-from grpo_sweeps.engine import update_geometry
+from grpo_sweeps.engine import optim, update_geometry
 from grpo_sweeps.engine.optim import MasterAdamW
 from grpo_sweeps.engine.update_geometry import UpdateGeometry, _sizes, hoyer, matrix_ranks
 from grpo_sweeps.types import UpdateRecord
@@ -132,7 +132,8 @@ def test_weights_that_are_not_finite_any_more_are_recorded_without_ranks(value: 
     """To measure is never what ends a run: that the run has diverged is the next gradient's to say."""
     before, after = torch.ones(3, 3), torch.full((3, 3), value)
     geometry = UpdateGeometry(["w.weight"])
-    geometry.parameter(before, after, before, after)
+    geometry.part(before, after, before, after)
+    geometry.end(before.shape)
     (record,) = geometry.records(0)
     assert not math.isfinite(record.sq_norm) and math.isnan(record.effective_rank) and math.isnan(record.sparsity)
     assert geometry.metrics()["update/changed_share"] == 1 and "update/hoyer" not in geometry.metrics()
@@ -170,3 +171,33 @@ def test_records_are_frozen_numbers() -> None:
         assert isinstance(record, UpdateRecord) and isinstance(record.changed, int) and isinstance(record.l1, float)
         assert all(type(side) is int for side in record.shape)
     assert all(p.grad is None for p in parameters)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_a_parameter_without_ranks_is_taken_in_part_by_part(
+    dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The same weights to the bit and the same record, and never more than a part held twice."""
+    found, largest = [], list[int]()
+    part = UpdateGeometry.part
+
+    def watched(geometry: UpdateGeometry, before: torch.Tensor, *rest: torch.Tensor) -> None:
+        largest.append(before.numel())
+        part(geometry, before, *rest)
+
+    monkeypatch.setattr(UpdateGeometry, "part", watched)
+    for side, least in ((1, 5), (1, 2**22)):
+        monkeypatch.setattr(update_geometry, "MAX_SIDE", side)
+        monkeypatch.setattr(optim, "LEAST_SLICE", least)
+        parameters, optimizer = trained(dtype, 1e-2)
+        geometry = UpdateGeometry(list(SHAPES))
+        largest.clear()
+        norm = optimizer.step(1e-2, geometry)
+        found.append((norm, [p.detach().clone() for p in parameters], geometry.records(0), max(largest[:-1])))
+    (norm, weights, records, parts), (whole_norm, whole_weights, whole_records, whole) = found
+    assert parts <= 5 < whole and norm == whole_norm
+    assert all(torch.equal(a, b) for a, b in zip(weights, whole_weights, strict=True))
+    for one, other in zip(records, whole_records, strict=True):
+        assert (one.shape, one.changed, one.changed_float32) == (other.shape, other.changed, other.changed_float32)
+        assert (one.l1, one.sq_norm) == pytest.approx((other.l1, other.sq_norm), rel=1e-12)
+        assert math.isnan(one.stable_rank) and one.sparsity == pytest.approx(other.sparsity, rel=1e-9, nan_ok=True)
