@@ -72,29 +72,31 @@ MIDDLE = (0.25, 0.75)
 """C18: prompts of middling difficulty are those of groups whose share of right rollouts lies in this range."""
 
 IN_WORDS = (
-    f"Fixed before looking: 'about 2' means a mean effective rank within {MARGIN:g} of {ABOUT_TWO:g}; fewer than "
-    f"{MIN_GROUPS} measured mixed groups at an R decide nothing there, save that C8's effective rank is not 'about 2' "
-    "where Hoeffding's interval, which asks for independent prompts and seeds and for no distribution, excludes it; "
-    f"'for every R' holds from R = {', '.join(map(str, sorted(TABLE1)))} together, and at no R where repeated texts "
-    "alone bring the null to 'about 2'; numbers measured on one model are judged on that model, task and reward, and "
-    f"'{COMPARED}' elsewhere; a "
-    f"rank bound is broken when {WITNESSES} groups "
-    f"exceed it beyond the precision of K, and holds when at most {TOLERATED_SHARE:.0%} do; the gradient's norm "
-    "scales with sigma_r when its log-log slope is between 1 and 2 (0 and 1 after division by the group's standard "
-    f"deviation), give or take {SLOPE_MARGIN:g}; sparsity grows when the shares of advantages beyond "
-    f"{' and '.join(f'{eps:g}' for eps in SPARSE)} both fall from the first to the last third of the steps; credit "
-    "by token raises the rank when, in the same groups, the effective rank and what it has beyond the null of the "
-    f"rows' own norms both rise, and does not when one rises by less than {RISE:g}; clipping and KL leave the "
-    "structure as it is when the effective rank of the same groups, after a first update, changes by less than "
-    f"{SAME:g}; a step has about 2 directions when the effective rank of its stacked groups is about 2 in {MIN_STEPS} "
-    "steps or more, and has not when nothing that the groups' own spectra allow is about 2; Figure 2's order holds "
-    "when the top-1 fraction at its R is above that at each other R of the table; identities "
-    f"hold to {SUM_TOLERANCE:.0e}. Intervals behind verdicts "
-    "are widened so that all verdicts of this report together are wrong by chance with probability about "
-    f"{ALPHA:g} (Bonferroni; Student's t over clusters: more with few or very skewed groups), and by what the "
-    "precision of the records allows. A verdict needs its whole interval on one side; otherwise it says "
-    f"'{UNDECIDED}'."
+    f"Any: a verdict needs its whole interval on one side, otherwise it says '{UNDECIDED}'; fewer than {MIN_GROUPS} "
+    "measured mixed groups at an R decide nothing there. Intervals behind verdicts are widened so that all verdicts of "
+    f"this report together are wrong by chance with probability about {ALPHA:g} (Bonferroni; Student's t over "
+    "clusters: more with few or very skewed groups), and by what the precision of the records allows.",
+    f"C2, C3, controls: identities hold to {SUM_TOLERANCE:.0e}.",
+    "C5: the gradient's norm scales with sigma_r when its log-log slope is between 1 and 2 (0 and 1 after division by "
+    f"the group's standard deviation), give or take {SLOPE_MARGIN:g}.",
+    f"C6: sparsity grows when the shares of advantages beyond {' and '.join(f'{eps:g}' for eps in SPARSE)} both fall "
+    "from the first to the last third of the steps.",
+    f"C7: a rank bound is broken when {WITNESSES} groups exceed it beyond the precision of K, and holds when at most "
+    f"{TOLERATED_SHARE:.0%} do.",
+    f"C8: 'about 2' means a mean effective rank within {MARGIN:g} of {ABOUT_TWO:g}. With fewer than {MIN_GROUPS} "
+    "groups it is still not 'about 2' where Hoeffding's interval, which asks for independent prompts and seeds and for "
+    f"no distribution, excludes it. 'For every R' holds from R = {', '.join(map(str, sorted(TABLE1)))} together, and "
+    "at no R where repeated texts alone bring the null to 'about 2'.",
+    f"C10, C21: numbers measured on one model are judged on that model, task and reward, and '{COMPARED}' elsewhere. "
+    "Figure 2's order holds when the top-1 fraction at its R is above that at each other R of the table.",
+    "C16: credit by token raises the rank when, in the same groups, the effective rank and what it has beyond the null "
+    f"of the rows' own norms both rise, and does not when one rises by less than {RISE:g}.",
+    "C19: clipping and KL leave the structure as it is when the effective rank of the same groups, after a first "
+    f"update, changes by less than {SAME:g}.",
+    f"C20: a step has about 2 directions when the effective rank of its stacked groups is about 2 in {MIN_STEPS} steps "
+    "or more, and has not when nothing that the groups' own spectra allow is about 2.",
 )
+"""A sentence or two for each rule, the claim's name first."""
 
 
 GAIN_MARGIN = 0.01

@@ -156,4 +156,5 @@ def claims_markdown(claims: list[Claim]) -> str:
         if rows:
             text.append(markdown(["R", "groups", "the paper", "measured", "null", "verdict"], rows))
         text.append("\n".join(f"- {remark}" for remark in claim.remarks) + "\n")
-    return "\n".join([*text, rules.IN_WORDS, ""])
+    text += ["## The rules, fixed before looking\n", *(f"- {rule}" for rule in rules.IN_WORDS), ""]
+    return "\n".join(text)
