@@ -28,8 +28,10 @@ IGNORED_GROUPS = ("tracking.",)
 MAY_FOLLOW_R = ("trainer.", "rollout.")
 REPRESENTATIVES = {
     "model": "model.name", "task": "task.name", "reward": "reward._target_", "estimator": "estimator._target_",
-    "objective": "objective.ratio",
+    "objective": "objective",
 }  # fmt: skip
+ESTIMATORS = "grpo_sweeps.estimators."
+OF_RATIO = {"none": "reinforce", "token": "ppo_clip", "sequence": "gspo"}
 ABSENT = "(not set)"
 
 
@@ -61,7 +63,7 @@ def flatten(config: Mapping[str, Any], prefix: str = "") -> dict[str, str]:
 
 def find_arms(configs: Sequence[Mapping[str, Any]]) -> Arms:
     """Arms of runs given by their resolved configurations, in the same order."""
-    flat = _with_budget([flatten(c) for c in configs])
+    flat = [f | _objective(f) for f in _with_budget([flatten(c) for c in configs])]
     keys = sorted({k for f in flat for k in f if k not in IGNORED and not k.startswith(IGNORED_GROUPS)})
     columns = {key: [f.get(key, ABSENT) for f in flat] for key in keys}
     varying = [key for key in keys if len(set(columns[key])) > 1]
@@ -81,6 +83,17 @@ def _with_budget(flat: list[dict[str, str]]) -> list[dict[str, str]]:
     bases = {f.get("budget_R") for f in flat if f["budget"] == "rollouts"}
     keep = "rollouts" if len(bases) > 1 else None
     return [{k: v for k, v in f.items() if k != "budget_R" or f["budget"] == keep} for f in flat]
+
+
+def _objective(flat: Mapping[str, str]) -> dict[str, str]:
+    """{"objective": the choice of conf/objective that these settings are of kind of}, empty where there are none."""
+    if "objective.ratio" not in flat:
+        return {}
+    if flat.get("objective.critic") == "True":
+        return {"objective": "ppo"}
+    if flat.get("objective.continuations", "0") != "0":
+        return {"objective": "vine" if flat.get("objective.value_every", "0") != "0" else "oracle"}
+    return {"objective": OF_RATIO.get(flat["objective.ratio"], flat["objective.ratio"])}
 
 
 def _absent(settings: Sequence[Sequence[str]], labels: set[str]) -> tuple[str, ...]:
@@ -119,5 +132,8 @@ def _short_names(keys: Sequence[str]) -> dict[str, str]:
 
 
 def _short_value(key: str, value: str) -> str:
-    """The last two parts of a dotted path: strict and flexible matching are functions of one module."""
+    """The last two parts of a dotted path: strict and flexible matching are functions of one module. An estimator of
+    the package has a name of its own."""
+    if value.startswith(ESTIMATORS):
+        return value.rsplit(".", 1)[-1]
     return ".".join(value.split(".")[-2:]) if key.endswith("._target_") else value

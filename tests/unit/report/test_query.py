@@ -7,12 +7,14 @@ import time
 
 import numpy as np
 import pytest
+from omegaconf import OmegaConf
 
 from grpo_sweeps.report.read.arms import find_arms
 from grpo_sweeps.report.read.query import ReportError, find_sweep, load_sweep
 from grpo_sweeps.spectra import summary
 from grpo_sweeps.sweep.identity import IRRELEVANT
 from grpo_sweeps.tracking.local import read_groups
+from hydra_plugins.grpo_launcher.registration import composed
 
 
 def test_frames_agree_with_the_records(full_sweep):
@@ -153,3 +155,20 @@ def test_settings_that_follow_R_are_no_arms_but_named():
     arms = find_arms(configs)
     assert arms.tied_to_R == ("trainer.prompts",) and set(arms.labels) == {"all"}
     assert find_arms([base(2, 0, trainer__prompts=p) for p in (4, 8)]).labels == ("prompts=4", "prompts=8")
+
+
+def settings(*words):
+    """The run's own part of what Hydra composes."""
+    config = OmegaConf.to_container(composed(*words), resolve=True)
+    return {key: value for key, value in config.items() if key != "hydra"}
+
+
+def test_objectives_are_named_by_their_choices():
+    """The choices of conf/objective, composed; their own settings tell arms apart where the names do not."""
+    names = ("reinforce", "ppo_clip", "ppo", "vine", "oracle", "gspo")
+    arms = find_arms([settings(f"objective={name}") for name in names])
+    assert arms.varies == ("aggregation", "estimator._target_", "objective")
+    assert arms.labels[0] == "aggregation=sum, estimator=grpo, objective=reinforce"
+    assert [label.split("objective=")[1] for label in arms.labels] == list(names)
+    several = [settings("objective=vine", f"objective.continuations={M}") for M in (4, 8)]
+    assert find_arms(several).labels == ("continuations=4", "continuations=8")
