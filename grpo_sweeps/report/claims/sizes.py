@@ -48,8 +48,9 @@ def _c18_at(R: int, groups: pd.DataFrame, records: pd.DataFrame) -> Finding:
     low, high = math.ceil(rules.MIDDLE[0] * R), math.floor(rules.MIDDLE[1] * R)
     occur = float(known["k"].between(low, high).mean())
     carried = float(squares[groups["k"].between(low, high)].sum() / squares.sum())
+    middle = f"k = {low}" if low == high else f"k from {low} to {high}"
     measured = (
-        f"groups of {low} <= k <= {high} are {occur:.1%} of all and carry {carried:.1%} of the squared norm of "
+        f"groups of {middle} are {occur:.1%} of all and carry {carried:.1%} of the squared norm of "
         "the groups' gradients"
     )
     return Finding(R, len(known), measured, "weight the same at every k", UNDECIDED, UNKNOWN, "the middle most")
