@@ -89,11 +89,13 @@ NEEDS = {
 }  # fmt: skip
 
 
-def judge_claims(sweep: Sweep) -> list[Claim]:
+def judge_claims(sweep: Sweep, alpha: float | None = None) -> list[Claim]:
     """All claims for all arms, by number, exact controls and the null last. An arm's findings are for the R values that
-    its runs have, measured or not."""
+    its runs have, measured or not. alpha: error rate of each decisive interval; None for what lets all of them hold
+    together (`rules.simultaneous_alpha`), as in a report."""
     pairs = budget_pairs(sweep)
-    alpha = rules.simultaneous_alpha(len(sweep.cells) + budget.extra_cells(pairs) + paired.extra_cells(sweep))
+    if alpha is None:
+        alpha = rules.simultaneous_alpha(len(sweep.cells) + budget.extra_cells(pairs) + paired.extra_cells(sweep))
     claims: list[Claim] = [c11(sweep, pair, alpha) for pair in pairs]
     claims += [paired.c16(sweep, pair, alpha) for pair in paired.token_pairs(sweep)]
     claims += [paired.c19(sweep, pair, alpha) for pair in paired.clipping_pairs(sweep)]
