@@ -21,13 +21,16 @@ import numpy as np
 import pandas as pd
 import pyarrow as pa
 import yaml
+from scipy import special
 
+from grpo_sweeps import spectra
 from grpo_sweeps.config import RunConfig, to_mapping
 from grpo_sweeps.estimators import grpo, row_weights
 from grpo_sweeps.exact import Enumeration, SoftmaxPolicy, binary, several_prompts
+from grpo_sweeps.report.claims import rules
 from grpo_sweeps.report.measure.rows import table_rows
 from grpo_sweeps.report.read.query import Sweep, load_sweep
-from grpo_sweeps.spectra.equal import first_equal
+from grpo_sweeps.spectra.equal import first_equal, merged
 from grpo_sweeps.spectra.stacked import stacked_summary
 from grpo_sweeps.tracking.local import read_groups
 from grpo_sweeps.tracking.status import RunStatus, write_status
@@ -278,3 +281,69 @@ def compositions(R: int, S: int) -> np.ndarray:
             ])  # fmt: skip
         _COMPOSITIONS[R, S] = found
     return _COMPOSITIONS[R, S]
+
+
+@dataclass(frozen=True)
+class Exact:
+    """Of mixed groups of R rollouts, by k: the chance of each k, then given k the means of the effective rank, the
+    top-1 fraction, the squared gradient norm, of "the rank is above R - 1", and over i of K_ii and over i != j of
+    K_ij^2. All (R + 1,), 0 where k is not mixed."""
+
+    p_K: np.ndarray
+    rank_K: np.ndarray
+    top1_K: np.ndarray
+    square_K: np.ndarray
+    full_K: np.ndarray
+    own_K: np.ndarray
+    product2_K: np.ndarray
+
+    def mean(self, name: str) -> float:
+        """Over all mixed groups."""
+        return float((self.p_K * getattr(self, name)).sum() / self.p_K.sum())
+
+    def slope(self, groups: int) -> float:
+        """C5's, of the k that so many groups, all-equal ones included, are expected to hold often enough."""
+        R, k = len(self.p_K) - 1, np.flatnonzero(self.p_K * groups >= rules.MIN_PER_K)
+        if R < 4 or len(k) < 2:
+            return np.nan
+        x, weights = 0.5 * np.log(k * (R - k)) - np.log(R), self.p_K[k]
+        x = x - weights @ x / weights.sum()
+        return float((weights * x * 0.5 * np.log(self.square_K[k])).sum() / (weights * x**2).sum())
+
+
+def exact_values(population: Population, R: int) -> Exact:
+    """Sums over every group that can be drawn, prompts uniform."""
+    sums_CK = np.zeros((7, R + 1))
+    for x in range(len(population.prompts)):
+        for groups, p_M in population.multisets(R, x):
+            mixed = groups.mixed_N
+            add_to(sums_CK, groups, p_M / len(population.prompts), mixed)
+    p_K = sums_CK[0]
+    means = np.divide(sums_CK[1:], p_K, out=np.zeros((6, R + 1)), where=p_K > 0)
+    return Exact(p_K, *means)
+
+
+def add_to(sums_CK: np.ndarray, groups: Groups, p_M: np.ndarray, mixed: np.ndarray) -> None:
+    """Add the groups' chances, and these times their values, by k."""
+    advantages, gram, p_M = groups.advantages_NR[mixed], groups.gram_NRR[mixed], p_M[mixed]
+    R = gram.shape[1]
+    K, weights = merged(gram, advantages, groups.same_NR[mixed])
+    own = spectra.eigenvalues(K, weights)
+    values = np.sqrt(own)
+    error = spectra.graded_error(own, spectra.weighted_gram(K, weights), np.zeros(len(own)))
+    square = np.einsum("ni,nij,nj->n", advantages, gram, advantages)
+    full = spectra.rank_above(own, error) > R - 1
+    diagonal = np.einsum("nii->n", gram) / R
+    product2 = (np.square(gram).sum(axis=(1, 2)) - np.einsum("nii->n", np.square(gram))) / (R * (R - 1))
+    ranks = spectra.effective_rank(values), spectra.top1_fraction(values)
+    columns = (np.ones(len(own)), *ranks, square, full, diagonal, product2)
+    k = groups.rewards_NR[mixed].sum(axis=1).astype(int)
+    for row, column in zip(sums_CK, columns, strict=True):
+        row += np.bincount(k, weights=p_M * column, minlength=R + 1)
+
+
+def share_in_words(hits: int, n: int) -> str:
+    """A share with its Clopper-Pearson 95% interval, in percent."""
+    low = special.betaincinv(hits, n - hits + 1, 0.025) if hits else 0.0
+    high = special.betaincinv(hits + 1, n - hits, 0.975) if hits < n else 1.0
+    return f"{100 * hits / n:.1f} [{100 * low:.1f}, {100 * high:.1f}]"

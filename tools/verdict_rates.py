@@ -35,11 +35,19 @@ from pathlib import Path
 
 import numpy as np
 import pandas as pd
-from drawn_sweeps import SIZES, Frozen, Groups, Population, config, filled, frozen_runs, skeleton
+from drawn_sweeps import (
+    SIZES,
+    Frozen,
+    Population,
+    config,
+    exact_values,
+    filled,
+    frozen_runs,
+    share_in_words,
+    skeleton,
+)
 from paired import ROOT, options_of
-from scipy import special
 
-from grpo_sweeps import spectra
 from grpo_sweeps.paper import ABOUT_TWO, LARGEST_TOP1, MARGIN, TABLE1
 from grpo_sweeps.report.claims import rules
 from grpo_sweeps.report.claims.finding import Claim
@@ -49,7 +57,6 @@ from grpo_sweeps.report.claims.sizes import c21
 from grpo_sweeps.report.claims.verdicts import judge_claims
 from grpo_sweeps.report.read.query import Sweep, load_sweep
 from grpo_sweeps.report.tables.pooled import usable_groups
-from grpo_sweeps.spectra.equal import merged
 
 OPTIONS = {"sweeps": "200", "steps": "32", "prompts": "8", "seed": "0", "runs_dir": "", "csv": ""}
 JUDGED = ("C2", "C3", "C4", "C5", "C6", "C7", "C8", "C9", "C10", "C20", "C21", "Controls", "Shuffled")
@@ -183,59 +190,6 @@ def drawn(population: Population, sweeps: int, steps: int, prompts: int, seed: i
     return pd.DataFrame(lines, columns=COLUMNS)
 
 
-@dataclass(frozen=True)
-class Exact:
-    """Of mixed groups of R rollouts, by k: the chance of each k, then given k the means of the effective rank, the
-    top-1 fraction, the squared gradient norm and of "the rank is above R - 1". All (R + 1,), 0 where k is not mixed."""
-
-    p_K: np.ndarray
-    rank_K: np.ndarray
-    top1_K: np.ndarray
-    square_K: np.ndarray
-    full_K: np.ndarray
-
-    def mean(self, name: str) -> float:
-        """Over all mixed groups."""
-        return float((self.p_K * getattr(self, name)).sum() / self.p_K.sum())
-
-    def slope(self, groups: int) -> float:
-        """C5's, of the k that so many groups, all-equal ones included, are expected to hold often enough."""
-        R, k = len(self.p_K) - 1, np.flatnonzero(self.p_K * groups >= rules.MIN_PER_K)
-        if R < 4 or len(k) < 2:
-            return np.nan
-        x, weights = 0.5 * np.log(k * (R - k)) - np.log(R), self.p_K[k]
-        x = x - weights @ x / weights.sum()
-        return float((weights * x * 0.5 * np.log(self.square_K[k])).sum() / (weights * x**2).sum())
-
-
-def exact_values(population: Population, R: int) -> Exact:
-    """Sums over every group that can be drawn, prompts uniform."""
-    sums_5K = np.zeros((5, R + 1))
-    for x in range(len(population.prompts)):
-        for groups, p_M in population.multisets(R, x):
-            mixed = groups.mixed_N
-            add_to(sums_5K, groups, p_M / len(population.prompts), mixed)
-    p_K = sums_5K[0]
-    means = np.divide(sums_5K[1:], p_K, out=np.zeros((4, R + 1)), where=p_K > 0)
-    return Exact(p_K, *means)
-
-
-def add_to(sums_5K: np.ndarray, groups: Groups, p_M: np.ndarray, mixed: np.ndarray) -> None:
-    """Add the groups' chances, and these times their values, by k."""
-    advantages, gram, p_M = groups.advantages_NR[mixed], groups.gram_NRR[mixed], p_M[mixed]
-    R = gram.shape[1]
-    K, weights = merged(gram, advantages, groups.same_NR[mixed])
-    own = spectra.eigenvalues(K, weights)
-    values = np.sqrt(own)
-    error = spectra.graded_error(own, spectra.weighted_gram(K, weights), np.zeros(len(own)))
-    square = np.einsum("ni,nij,nj->n", advantages, gram, advantages)
-    full = spectra.rank_above(own, error) > R - 1
-    columns = (np.ones(len(own)), spectra.effective_rank(values), spectra.top1_fraction(values), square, full)
-    k = groups.rewards_NR[mixed].sum(axis=1).astype(int)
-    for row, column in zip(sums_5K, columns, strict=True):
-        row += np.bincount(k, weights=p_M * column, minlength=R + 1)
-
-
 def stacked_rank(population: Population, R: int, prompts: int, seed: int) -> float:
     """The mean effective rank of a step's groups together, over many drawn steps."""
     rng = np.random.default_rng([seed, R, STEPS_OF_C20])
@@ -260,13 +214,6 @@ def truths_of_exact(population: Population, steps: int, prompts: int, seed: int)
         }
         found["Shuffled", R] = Truth(frozenset())  # rewards and scores are related
     return found
-
-
-def share_in_words(hits: int, n: int) -> str:
-    """A share with its Clopper-Pearson 95% interval, in percent."""
-    low = special.betaincinv(hits, n - hits + 1, 0.025) if hits else 0.0
-    high = special.betaincinv(hits + 1, n - hits, 0.975) if hits < n else 1.0
-    return f"{100 * hits / n:.1f} [{100 * low:.1f}, {100 * high:.1f}]"
 
 
 def tabled(kind: str, lines: pd.DataFrame, truths: Mapping[tuple[str, int], Truth], alpha: float) -> pd.DataFrame:
