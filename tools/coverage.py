@@ -12,8 +12,9 @@ that can be drawn.
                                                 are seeds, 100 problems of the other half, 4 samples of each before and
                                                 after. One seed: the truth is that seed's own.
 
-`seeds`: runs of each R. Seeds of one fixed policy do not differ, which an interval over seeds cannot know. `intervals`:
-sweeps that had one. The last column has the share that holds the truth and its Clopper-Pearson 95% interval.
+`seeds`: runs of each R; seeds of one fixed policy do not differ, which an interval over seeds cannot know. `times`: how
+often a problem comes in a run, about; problems are drawn from a population without end. `intervals`: sweeps that had
+one. The last column has the share that holds the truth and its Clopper-Pearson 95% interval.
 """
 
 from __future__ import annotations
@@ -32,7 +33,7 @@ from drawn_sweeps import SIZES, Exact, Population, config, exact_values, filled,
 from paired import options_of
 
 from grpo_sweeps.estimators import grpo
-from grpo_sweeps.exact import SoftmaxPolicy, binary, row_log_probs, several_prompts
+from grpo_sweeps.exact import SoftmaxPolicy, binary, row_log_probs
 from grpo_sweeps.exact.enumeration import all_sequences
 from grpo_sweeps.maths.intervals import Interval
 from grpo_sweeps.report.claims.advantages import c4
@@ -53,25 +54,27 @@ TRAINING = {"steps": 10, "prompts": 1, "R": 4, "lr": 0.15}
 
 @dataclass
 class Held:
-    """By (quantity, R, seeds): for each interval whether it holds the truth."""
+    """By (quantity, R), of one setting: for each interval whether it holds the truth."""
 
-    found: dict[tuple[str, int, int], list[bool]] = field(default_factory=dict)
-    truths: dict[tuple[str, int, int], float] = field(default_factory=dict)
+    seeds: int
+    times: int
+    found: dict[tuple[str, int], list[bool]] = field(default_factory=dict)
+    truths: dict[tuple[str, int], float] = field(default_factory=dict)
 
-    def add(self, quantity: str, R: int, seeds: int, low: float, high: float, truth: float) -> None:
+    def add(self, quantity: str, R: int, low: float, high: float, truth: float) -> None:
         """An interval; one with an end that is not known does not count."""
-        self.truths[quantity, R, seeds] = truth
-        hits = self.found.setdefault((quantity, R, seeds), [])
+        self.truths[quantity, R] = truth
+        hits = self.found.setdefault((quantity, R), [])
         if not np.isnan([low, high]).any():
             hits.append(bool(low <= truth <= high))
 
     def table(self, sweeps: int) -> pd.DataFrame:
-        """One row per quantity, R and number of seeds."""
+        """One row per quantity and R."""
         return pd.DataFrame([
-            {"quantity": name, "R": R or "", "seeds": seeds, "truth": f"{self.truths[name, R, seeds]:.4g}",
-             "sweeps": sweeps, "intervals": len(hits),
+            {"quantity": name, "R": R or "", "seeds": self.seeds, "times": self.times,
+             "truth": f"{self.truths[name, R]:.4g}", "sweeps": sweeps, "intervals": len(hits),
              "held %": share_in_words(sum(hits), len(hits)) if hits else ""}
-            for (name, R, seeds), hits in self.found.items()
+            for (name, R), hits in self.found.items()
         ])  # fmt: skip
 
 
@@ -105,17 +108,19 @@ def intervals_of(sweep: Sweep, arm: str, R: int) -> dict[str, Interval]:
     return found | {f"Q3 {name}": one for name, one in (parts[1] if parts else {}).items()}
 
 
-def drawn(population: Population, numbers: Mapping[str, int], seeds: int, held: Held, folder: Path) -> None:
-    """Add the intervals over groups and those of the best group size, `seeds` runs of each R."""
-    steps, prompts = numbers["steps"], numbers["prompts"]
-    empty = skeleton(folder, f"exact{seeds}", [config(R, s, steps, prompts) for R in SIZES for s in range(seeds)])
+def drawn(population: Population, numbers: Mapping[str, int], held: Held, folder: Path) -> None:
+    """Add the intervals over groups and those of the best group size."""
+    steps, prompts, seeds = numbers["steps"], numbers["prompts"], held.seeds
+    empty = skeleton(
+        folder, f"exact{seeds}-{held.times}", [config(R, s, steps, prompts) for R in SIZES for s in range(seeds)]
+    )
     ((arm, _), *_) = empty.cells
     truths = {R: truths_of(exact_values(population, R), R, steps * prompts * seeds) for R in SIZES}
     budget = Budget(tuple(Prompt(e) for e in population.prompts))
     for number in range(numbers["sweeps"]):
-        rng = np.random.default_rng([numbers["seed"], seeds, number])
+        rng = np.random.default_rng([numbers["seed"], seeds, held.times, number])
         rows, metrics = {}, {}
-        picked = [population.prompts_of(steps, prompts, rng) for _ in range(seeds)]
+        picked = [population.problems(steps, prompts, held.times, rng) for _ in range(seeds)]
         for run in empty.runs.itertuples():
             groups, sequences = population.draw(picked[run.seed], run.R, prompts, rng)
             rows[run.run] = groups.rows(run.seed)
@@ -125,12 +130,12 @@ def drawn(population: Population, numbers: Mapping[str, int], seeds: int, held: 
             for name, one in intervals_of(sweep, arm, R).items():
                 truth = truths[R].get(name, 0.0)
                 if not np.isnan(truth):
-                    held.add(name, R, seeds, one.low, one.high, truth)
+                    held.add(name, R, one.low, one.high, truth)
             if R >= 4:
-                add_best_size(sweep, arm, R, seeds, budget, prompts, held)
+                add_best_size(sweep, arm, R, budget, prompts, held)
 
 
-def add_best_size(sweep: Sweep, arm: str, R: int, seeds: int, budget: Budget, prompts: int, held: Held) -> None:
+def add_best_size(sweep: Sweep, arm: str, R: int, budget: Budget, prompts: int, held: Held) -> None:
     """R* and what it is made of."""
     found, target = best_size(sweep, arm, R), budget.target_D
     truth = {
@@ -138,7 +143,7 @@ def add_best_size(sweep: Sweep, arm: str, R: int, seeds: int, budget: Budget, pr
         "snr": float(target @ target) / budget.leave_one_out(R, R * prompts),
     }  # fmt: skip
     for name in BEST:
-        held.add({"best_R": "R*", "snr": "signal to noise"}.get(name, name), R, seeds, *found.interval(name), truth[name])
+        held.add({"best_R": "R*", "snr": "signal to noise"}.get(name, name), R, *found.interval(name), truth[name])
 
 
 @dataclass(frozen=True)
@@ -200,8 +205,9 @@ def evals_of(learners: Learners, names: Mapping[int, str], seeds: np.ndarray, rn
     return pd.concat(frames, ignore_index=True)
 
 
-def gains(learners: Learners, numbers: Mapping[str, int], seeds: int, held: Held, folder: Path) -> None:
+def gains(learners: Learners, numbers: Mapping[str, int], held: Held, folder: Path) -> None:
     """Add the intervals of the gain and of the accuracy in the end."""
+    seeds = held.seeds
     empty = skeleton(folder, f"gain{seeds}", [config(4, s, 1, 1) for s in range(seeds)])
     names = dict(zip(empty.runs["seed"], empty.runs["run"], strict=True))
     ((arm, _), *_) = empty.cells
@@ -214,20 +220,18 @@ def gains(learners: Learners, numbers: Mapping[str, int], seeds: int, held: Held
         gain = float(gain_S[chosen].mean() if seeds == 1 else gain_S.mean())
         for name, truth in (("gain", gain), ("accuracy", gain + float(learners.before_X.mean()))):
             column = "accuracy_gain" if name == "gain" else name
-            held.add(name, 0, seeds, float(str(row[f"{column}_low"])), float(str(row[f"{column}_high"])), truth)
+            held.add(name, 0, float(str(row[f"{column}_low"])), float(str(row[f"{column}_high"])), truth)
 
 
 def measured(numbers: Mapping[str, int]) -> Iterator[pd.DataFrame]:
     """The table, part by part."""
     population, learners = Population.made(seed=numbers["seed"]), trained(numbers["seed"])
     with tempfile.TemporaryDirectory() as folder:
-        for seeds in (1, 3):
-            held = Held()
-            drawn(population, numbers, seeds, held, Path(folder))
+        for held in (Held(1, 1), Held(1, 4), Held(3, 1)):
+            drawn(population, numbers, held, Path(folder))
             yield held.table(numbers["sweeps"])
-        for seeds in (1, 2, 3, 5):
-            held = Held()
-            gains(learners, numbers, seeds, held, Path(folder))
+        for held in (Held(seeds, 1) for seeds in (1, 2, 3, 5)):
+            gains(learners, numbers, held, Path(folder))
             yield held.table(numbers["sweeps"])
 
 

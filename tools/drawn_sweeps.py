@@ -1,8 +1,8 @@
 """Sweeps in memory, drawn or drawn anew: what `verdict_rates.py` and `coverage.py` share.
 
 Two sources of groups. `Frozen` has the rollouts and Grams of runs of a fixed policy (`analysis.groups=all`), whose
-rewards can be drawn anew. `Population` has the prompts of a small softmax policy whose sequences can all be listed, from
-which everything is drawn and whose truth is a finite sum. Both become the rows that the report reads by the report's
+rewards can be drawn anew. `Population` has the prompts of a small softmax policy whose sequences can all be listed:
+everything is drawn from it, and its truth is a finite sum. Both become the rows that the report reads by the report's
 own code (`measure.rows.table_rows`), advantages and weights by the product's own estimators.
 
 Shape letters as in `grpo_sweeps.types`; N here: groups of one run. X: prompts. S: sequences of one prompt.
@@ -21,7 +21,7 @@ import numpy as np
 import pandas as pd
 import pyarrow as pa
 import yaml
-from scipy import special
+from scipy import optimize, special
 
 from grpo_sweeps import spectra
 from grpo_sweeps.config import RunConfig, to_mapping
@@ -62,7 +62,9 @@ class Groups:
         found = np.empty(self.rewards_NR.shape)
         for step in np.unique(self.step_N):
             rows = self.step_N == step
-            found[rows] = row_weights(self.advantages_NR[rows], self.lengths_NR[rows], "sum", int(self.lengths_NR.max()))
+            found[rows] = row_weights(
+                self.advantages_NR[rows], self.lengths_NR[rows], "sum", int(self.lengths_NR.max())
+            )
         return found
 
     @property
@@ -187,7 +189,11 @@ def frozen_runs(sweep: Sweep) -> list[Frozen]:
 
 @dataclass(frozen=True)
 class Population:
-    """X prompts of a policy, each with the same S sequences; a step draws prompts independently and uniformly."""
+    """X prompts of a policy, each with the same S sequences.
+
+    A sweep's problems are drawn from these X independently and uniformly, so that they are a sample of a population
+    without end and the truth is the mean over X. Problem i is of prompt i % X, another number is another problem.
+    """
 
     prompts: tuple[Enumeration, ...]
 
@@ -218,24 +224,27 @@ class Population:
     def gram_XSS(self) -> np.ndarray:
         return self.psi_XSD @ self.psi_XSD.transpose(0, 2, 1)
 
-    def prompts_of(self, steps: int, groups: int, rng: np.random.Generator) -> np.ndarray:
-        """(steps * groups,) prompts, which runs of all R share, as those of one seed do."""
-        return rng.integers(len(self.prompts), size=steps * groups)
+    def problems(self, steps: int, groups: int, times: int, rng: np.random.Generator) -> np.ndarray:
+        """(steps * groups,) problems of a sweep, in which each comes about so many times: once, or drawn from as many
+        fewer. Runs of all R share them, as those of one seed do."""
+        X, N = len(self.prompts), steps * groups
+        some = rng.integers(X, size=max(1, N // times)) + X * np.arange(max(1, N // times))
+        return some if times == 1 else rng.choice(some, size=N)
 
-    def draw(self, prompt_N: np.ndarray, R: int, groups: int, rng: np.random.Generator) -> tuple[Groups, np.ndarray]:
-        """R independent rollouts for each prompt, and (N, R) which sequences they are."""
-        N = len(prompt_N)
-        cut_NS = self.p_XS[prompt_N].cumsum(axis=1)
+    def draw(self, problem_N: np.ndarray, R: int, groups: int, rng: np.random.Generator) -> tuple[Groups, np.ndarray]:
+        """R independent rollouts for each problem, and (N, R) which sequences they are."""
+        N = len(problem_N)
+        cut_NS = self.p_XS[problem_N % len(self.prompts)].cumsum(axis=1)
         rows_NR = (rng.random((N, R))[:, :, None] > cut_NS[:, None, :-1]).sum(axis=2)
-        made = self.groups_of(prompt_N, rows_NR)
+        made = self.groups_of(problem_N, rows_NR)
         return replace(made, step_N=np.arange(N) // groups, group_N=np.arange(N) % groups), rows_NR
 
-    def groups_of(self, prompt_N: np.ndarray, rows_NR: np.ndarray) -> Groups:
-        """The groups of these prompts and sequences, each in a step of its own."""
-        N = len(prompt_N)
+    def groups_of(self, problem_N: np.ndarray, rows_NR: np.ndarray) -> Groups:
+        """The groups of these problems and sequences, each in a step of its own."""
+        N, prompt_N = len(problem_N), problem_N % len(self.prompts)
         gram_NRR = self.gram_XSS[prompt_N[:, None, None], rows_NR[:, :, None], rows_NR[:, None, :]]
         return Groups(
-            np.arange(N), np.zeros(N, np.int64), prompt_N, self.rewards_XS[prompt_N[:, None], rows_NR],
+            np.arange(N), np.zeros(N, np.int64), problem_N, self.rewards_XS[prompt_N[:, None], rows_NR],
             self.lengths_S[rows_NR], gram_NRR, first_equal(rows_NR), np.zeros(N),
         )  # fmt: skip
 
@@ -244,11 +253,11 @@ class Population:
         lines = []
         for step in np.unique(groups.step_N):
             at = np.flatnonzero(groups.step_N == step)
-            prompt, rows, weights = groups.prompt_N[at], rows_NR[at], groups.weights_NR[at]
-            psi = self.psi_XSD[prompt[:, None], rows].reshape(rows.size, -1)
+            problem, rows, weights = groups.prompt_N[at], rows_NR[at], groups.weights_NR[at]
+            psi = self.psi_XSD[problem[:, None] % len(self.prompts), rows].reshape(rows.size, -1)
             line = {"step": int(step), "time": 0.0, "grad_norm": float(np.linalg.norm(weights.ravel() @ psi))}
             if stacked:
-                same = first_equal((prompt[:, None] * self.p_XS.shape[1] + rows).ravel())
+                same = first_equal((problem[:, None] * self.p_XS.shape[1] + rows).ravel())
                 found = stacked_summary(psi @ psi.T, weights.ravel(), [rows.shape[1]] * len(at), same)
                 line["stacked/effective_rank"] = found.get("effective_rank", np.nan)
             lines.append(line)
@@ -286,8 +295,8 @@ def compositions(R: int, S: int) -> np.ndarray:
 @dataclass(frozen=True)
 class Exact:
     """Of mixed groups of R rollouts, by k: the chance of each k, then given k the means of the effective rank, the
-    top-1 fraction, the squared gradient norm, of "the rank is above R - 1", and over i of K_ii and over i != j of
-    K_ij^2. All (R + 1,), 0 where k is not mixed."""
+    top-1 fraction, the squared gradient norm, of "the rank is above R - 1", over i of K_ii and over i != j of K_ij^2,
+    and of the other definitions of rank. All (R + 1,), 0 where k is not mixed."""
 
     p_K: np.ndarray
     rank_K: np.ndarray
@@ -296,6 +305,10 @@ class Exact:
     full_K: np.ndarray
     own_K: np.ndarray
     product2_K: np.ndarray
+    participation_ratio_K: np.ndarray
+    stable_rank_K: np.ndarray
+    entropy_rank_K: np.ndarray
+    numerical_rank_K: np.ndarray
 
     def mean(self, name: str) -> float:
         """Over all mixed groups."""
@@ -306,20 +319,26 @@ class Exact:
         R, k = len(self.p_K) - 1, np.flatnonzero(self.p_K * groups >= rules.MIN_PER_K)
         if R < 4 or len(k) < 2:
             return np.nan
-        x, weights = 0.5 * np.log(k * (R - k)) - np.log(R), self.p_K[k]
-        x = x - weights @ x / weights.sum()
-        return float((weights * x * 0.5 * np.log(self.square_K[k])).sum() / (weights * x**2).sum())
+        x, weights = np.log(k * (R - k)), self.p_K[k] / self.p_K[k].sum()
+        squares = self.square_K[k] / (weights @ self.square_K[k])
+        return float(optimize.brentq(lambda b: tilt(b, x, weights, squares), -20.0, 20.0))
+
+
+def tilt(b: float, x: np.ndarray, weights: np.ndarray, squares: np.ndarray) -> float:
+    """0 at the b of squares = exp(a + b x) by the Poisson pseudo-likelihood, squares of weighted mean 1."""
+    fitted = np.exp(b * (x - x.max()))
+    return float(weights * (squares - fitted / (weights @ fitted)) @ x)
 
 
 def exact_values(population: Population, R: int) -> Exact:
     """Sums over every group that can be drawn, prompts uniform."""
-    sums_CK = np.zeros((7, R + 1))
+    sums_CK = np.zeros((11, R + 1))
     for x in range(len(population.prompts)):
         for groups, p_M in population.multisets(R, x):
             mixed = groups.mixed_N
             add_to(sums_CK, groups, p_M / len(population.prompts), mixed)
     p_K = sums_CK[0]
-    means = np.divide(sums_CK[1:], p_K, out=np.zeros((6, R + 1)), where=p_K > 0)
+    means = np.divide(sums_CK[1:], p_K, out=np.zeros((10, R + 1)), where=p_K > 0)
     return Exact(p_K, *means)
 
 
@@ -332,11 +351,12 @@ def add_to(sums_CK: np.ndarray, groups: Groups, p_M: np.ndarray, mixed: np.ndarr
     values = np.sqrt(own)
     error = spectra.graded_error(own, spectra.weighted_gram(K, weights), np.zeros(len(own)))
     square = np.einsum("ni,nij,nj->n", advantages, gram, advantages)
-    full = spectra.rank_above(own, error) > R - 1
+    numerical = spectra.rank_above(own, error)
     diagonal = np.einsum("nii->n", gram) / R
     product2 = (np.square(gram).sum(axis=(1, 2)) - np.einsum("nii->n", np.square(gram))) / (R * (R - 1))
     ranks = spectra.effective_rank(values), spectra.top1_fraction(values)
-    columns = (np.ones(len(own)), *ranks, square, full, diagonal, product2)
+    others = spectra.participation_ratio(values), spectra.stable_rank(values), spectra.entropy_rank(values), numerical
+    columns = (np.ones(len(own)), *ranks, square, numerical > R - 1, diagonal, product2, *others)
     k = groups.rewards_NR[mixed].sum(axis=1).astype(int)
     for row, column in zip(sums_CK, columns, strict=True):
         row += np.bincount(k, weights=p_M * column, minlength=R + 1)

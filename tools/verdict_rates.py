@@ -1,7 +1,8 @@
 """python tools/verdict_rates.py [sweeps=200] [steps=32] [prompts=8] [seed=0] [runs_dir=DIR] [csv=FILE]
 
-How often each verdict of a report is wrong, where the truth is known. Three kinds of sweeps of R = 2, 4 and 8, so many
-steps of so many prompts, so many sweeps of each kind, all judged by the report's own `judge_claims`:
+How often each verdict of a report is wrong, where the truth is known. Three kinds of sweeps of R = 2, 4 and 8, of so
+many steps of so many prompts in which each problem comes about four times; so many sweeps of each kind, all judged by
+the report's own `judge_claims`:
 
     coin    one sweep of the embedded model at a fixed policy; rewards drawn anew, a fair coin for each rollout
     hash    the same sweep; a hash of problem, text and a salt modulo 2, so that equal texts have equal rewards
@@ -15,7 +16,7 @@ the truth is the sum over all groups that can be drawn; for C20, whose steps are
 
 A verdict is wrong where it says "contradicted" of what is true or "holds" of what is not; of C6, where nothing changes,
 both are; of C9 the error that rollouts are not draws of the policy. C10 and C21 are judged as if the model were the
-paper's. The columns:
+paper's. C8 stands by the other definitions of rank too: for a coin and a hash no truth of them is known. The columns:
 
     decided, wrong   verdicts at the level of a report, with the share of wrong ones, its Clopper-Pearson 95% interval
                      and the stated rate: alpha for each R that decides, 5% for all verdicts of a report together
@@ -52,6 +53,7 @@ from grpo_sweeps.paper import ABOUT_TWO, LARGEST_TOP1, MARGIN, TABLE1
 from grpo_sweeps.report.claims import rules
 from grpo_sweeps.report.claims.finding import Claim
 from grpo_sweeps.report.claims.printed import c10
+from grpo_sweeps.report.claims.ranks import DEFINITIONS
 from grpo_sweeps.report.claims.rules import CONTRADICTED, HOLDS, UNDECIDED
 from grpo_sweeps.report.claims.sizes import c21
 from grpo_sweeps.report.claims.verdicts import judge_claims
@@ -65,6 +67,7 @@ NAME = "frozen"
 OFF = "error: not draws of the policy"  # what C9 says where the score-mean null is excluded
 WHOLE = 0  # stands for the claim as a whole where an R would stand
 STEPS_OF_C20 = 4000
+TIMES = 4  # that a problem comes in a sweep, about
 
 
 @dataclass(frozen=True)
@@ -137,7 +140,19 @@ def lines_of(sweep: Sweep, number: int) -> list[tuple]:
                 lines.append((number, level, claim.id, f.R, verdicts[-1], *ends))
             said = (OFF if OFF in verdicts else UNDECIDED) if claim.id == "C9" else claim.verdict
             lines.append((number, level, claim.id, WHOLE, said, np.nan, np.nan, np.nan))
+            if claim.id == "C8":
+                lines += [(number, level, *one, np.nan, np.nan, np.nan) for one in other_ranks(claim.remarks)]
     return lines
+
+
+def other_ranks(remarks: Iterable[str]) -> list[tuple[str, int, str]]:
+    """C8's verdicts by other definitions of rank, which stand in sentences: claim, `WHOLE`, verdict."""
+    found = []
+    for name in DEFINITIONS.values():
+        (sentence,) = (one for one in remarks if one.startswith(f"By {name}, by the same rule: "))
+        (said,) = (one for one in (HOLDS, CONTRADICTED, UNDECIDED) if f": {one} (" in sentence)
+        found.append((f"C8 by {name}", WHOLE, said))
+    return found
 
 
 COLUMNS = ["sweep", "level", "claim", "R", "verdict", "mean", "low", "high"]
@@ -182,7 +197,7 @@ def drawn(population: Population, sweeps: int, steps: int, prompts: int, seed: i
     lines = []
     for number in range(sweeps):
         rng = np.random.default_rng([seed, number])
-        picked = population.prompts_of(steps, prompts, rng)
+        picked = population.problems(steps, prompts, TIMES, rng)
         made = {R: population.draw(picked, R, prompts, rng) for R in SIZES}
         rows = {names[R]: groups.rows() for R, (groups, _) in made.items()}
         metrics = {names[R]: population.metrics(*made[R], stacked=True) for R in SIZES}
@@ -193,7 +208,7 @@ def drawn(population: Population, sweeps: int, steps: int, prompts: int, seed: i
 def stacked_rank(population: Population, R: int, prompts: int, seed: int) -> float:
     """The mean effective rank of a step's groups together, over many drawn steps."""
     rng = np.random.default_rng([seed, R, STEPS_OF_C20])
-    groups, rows = population.draw(population.prompts_of(STEPS_OF_C20, prompts, rng), R, prompts, rng)
+    groups, rows = population.draw(population.problems(STEPS_OF_C20, prompts, 1, rng), R, prompts, rng)
     return float(population.metrics(groups, rows, stacked=True)["stacked/effective_rank"].mean())
 
 
@@ -212,6 +227,9 @@ def truths_of_exact(population: Population, steps: int, prompts: int, seed: int)
             for claim, value in values.items()
             if not np.isnan(value)
         }
+        for name, words in DEFINITIONS.items():
+            value = one.mean(f"{name}_K")
+            found[f"C8 by {words}", R] = Truth(within(value, ABOUT_TWO - MARGIN, ABOUT_TWO + MARGIN), value)
         found["Shuffled", R] = Truth(frozenset())  # rewards and scores are related
     return found
 
@@ -250,14 +268,13 @@ def tabled(kind: str, lines: pd.DataFrame, truths: Mapping[tuple[str, int], Trut
 
 
 def trained(runs_dir: Path, steps: int, prompts: int, seed: int) -> Sweep:
-    """The frozen sweep, trained where it is not in `runs_dir` yet. Half as many problems as two rounds would take, so
-    that each comes about four times."""
+    """The frozen sweep, trained where it is not in `runs_dir` yet."""
     if not (runs_dir / NAME).is_dir():
         runs_dir.mkdir(parents=True, exist_ok=True)
         words = [
             "-m", f"R={','.join(map(str, SIZES))}", f"seed={seed}", f"sweep={NAME}", f"runs_dir={runs_dir.resolve()}",
             "trainer=fixed_policy", f"trainer.steps={steps}", f"trainer.prompts={prompts}", "trainer.device=cpu",
-            f"task.n_train={max(prompts, steps * prompts // 4)}", "analysis.groups=all", "analysis.update_every=0",
+            f"task.n_train={max(prompts, steps * prompts // TIMES)}", "analysis.groups=all", "analysis.update_every=0",
             "tracking=local",
         ]  # fmt: skip
         environment = {**os.environ, "PYTHONPATH": str(ROOT)}
@@ -291,7 +308,8 @@ def main(argv: list[str]) -> int:
     with tempfile.TemporaryDirectory() as folder:
         say = lambda kind: print(f"{kind}: judged", file=sys.stderr, flush=True)  # noqa: E731
         found = pd.concat(tables(numbers, Path(options["runs_dir"] or folder), say), ignore_index=True)
-    print(found.to_csv(sep="|", index=False, lineterminator="\n").replace("|", " | "), end="")
+    shown = found[~(found["claim"].isin(IDENTITIES) & (found["R"] != "all"))]
+    print(shown.to_csv(sep="|", index=False, lineterminator="\n").replace("|", " | "), end="")
     if options["csv"]:
         found.to_csv(options["csv"], index=False)
     return 0
