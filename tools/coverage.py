@@ -8,13 +8,14 @@ that can be drawn.
     mixed groups, directions, norm slope        C4's share, C9's (tr F)^2 / tr F^2 and C5's slope
     Q3 total, composition, geometry             changes between the thirds of the steps, all 0 at a fixed policy
     R*, V1, V2, V_between, signal to noise      of the best group size; an interval without an upper end holds all above
-    gain, accuracy                              of a policy trained on half of its prompts by so many other seeds: drawn
+    gain, accuracy, gain less gain              of a policy trained on half of its prompts by so many other seeds: drawn
                                                 are seeds, 100 problems of the other half, 4 samples of each before and
-                                                after. One seed: the truth is that seed's own.
+                                                after; the last, C11's difference, between two R that are
+                                                trained alike. One seed: the truth is that seed's own.
 
 `seeds`: runs of each R; seeds of one fixed policy do not differ, which an interval over seeds cannot know. `times`: how
 often a problem comes in a run, about; problems are drawn from a population without end. `intervals`: sweeps that had
-one. The last column has the share that holds the truth and its Clopper-Pearson 95% interval.
+one. Printed is the share that holds the truth with its Clopper-Pearson 95% interval, in percent; csv has every column.
 """
 
 from __future__ import annotations
@@ -37,6 +38,7 @@ from grpo_sweeps.exact import SoftmaxPolicy, binary, row_log_probs
 from grpo_sweeps.exact.enumeration import all_sequences
 from grpo_sweeps.maths.intervals import Interval
 from grpo_sweeps.report.claims.advantages import c4
+from grpo_sweeps.report.claims.budget import gain_difference
 from grpo_sweeps.report.claims.gradient import directions, slope
 from grpo_sweeps.report.claims.training import parts_of_change
 from grpo_sweeps.report.design.best_size import best_size
@@ -190,37 +192,41 @@ def trained(seed: int, problems: int = 128) -> Learners:
         return Learners(right(policy, held_out).numpy(), np.array(after))
 
 
-def evals_of(learners: Learners, names: Mapping[int, str], seeds: np.ndarray, rng: np.random.Generator) -> pd.DataFrame:
-    """Two evaluations of each run, on the same problems; names: the runs, by position in `seeds`."""
+def evals_of(learners: Learners, runs: pd.DataFrame, chosen_N: np.ndarray, rng: np.random.Generator) -> pd.DataFrame:
+    """Two evaluations of each run, all on the same problems; chosen: which trained seed each of `runs` is."""
     problems = rng.integers(len(learners.before_X), size=PROBLEMS)
     frames = []
-    for i, seed in enumerate(seeds):
+    for run, seed in zip(runs.itertuples(), chosen_N, strict=True):
         for step, chance_X in ((0, learners.before_X), (1, learners.after_SX[seed])):
             right = rng.binomial(SAMPLES, chance_X[problems])
             frames.append(pd.DataFrame({
-                "run": names[i], "arm": "all", "R": 4, "seed": i, "step": step, "samples": SAMPLES, "strict": right,
-                "problem_id": [f"h{j}" for j in range(PROBLEMS)], "flexible": right, "greedy_strict": right > 1,
-                "greedy_flexible": right > 1,
+                "run": run.run, "arm": run.arm, "R": run.R, "seed": run.seed, "step": step, "samples": SAMPLES,
+                "problem_id": [f"h{j}" for j in range(PROBLEMS)], "strict": right, "flexible": right,
+                "greedy_strict": right > 1, "greedy_flexible": right > 1,
             }))  # fmt: skip
     return pd.concat(frames, ignore_index=True)
 
 
 def gains(learners: Learners, numbers: Mapping[str, int], held: Held, folder: Path) -> None:
-    """Add the intervals of the gain and of the accuracy in the end."""
-    seeds = held.seeds
-    empty = skeleton(folder, f"gain{seeds}", [config(4, s, 1, 1) for s in range(seeds)])
-    names = dict(zip(empty.runs["seed"], empty.runs["run"], strict=True))
+    """Add the intervals of the gain, of the accuracy in the end, and of C11's difference between the gains at two R,
+    which are trained alike here, so that it is 0."""
+    least, R = 2, 4
+    empty = skeleton(folder, f"gain{held.seeds}", [config(r, s, 1, 1) for r in (least, R) for s in range(held.seeds)])
     ((arm, _), *_) = empty.cells
     gain_S = learners.after_SX.mean(axis=1) - learners.before_X.mean()
+    at_R = (empty.runs["R"] == R).to_numpy()
     for number in range(numbers["sweeps"]):
-        rng = np.random.default_rng([numbers["seed"], seeds, number, 1])
-        chosen = rng.integers(TRAINED, size=seeds)
-        empty.evals = evals_of(learners, names, chosen, rng).assign(arm=arm)
-        row = accuracies(empty, arm, 4)
-        gain = float(gain_S[chosen].mean() if seeds == 1 else gain_S.mean())
+        rng = np.random.default_rng([numbers["seed"], held.seeds, number, 1])
+        chosen = rng.integers(TRAINED, size=len(empty.runs))
+        empty.evals = evals_of(learners, empty.runs, chosen, rng)
+        row = accuracies(empty, arm, R)
+        own = [float(gain_S[chosen[which]].mean()) for which in (at_R, ~at_R)]
+        gain, less = (own[0], own[0] - own[1]) if held.seeds == 1 else (float(gain_S.mean()), 0.0)
         for name, truth in (("gain", gain), ("accuracy", gain + float(learners.before_X.mean()))):
             column = "accuracy_gain" if name == "gain" else name
             held.add(name, 0, float(str(row[f"{column}_low"])), float(str(row[f"{column}_high"])), truth)
+        found = gain_difference(empty, arm, R, least, LEVEL)
+        held.add("gain less gain", 0, found.low, found.high, less)
 
 
 def measured(numbers: Mapping[str, int]) -> Iterator[pd.DataFrame]:
@@ -235,6 +241,23 @@ def measured(numbers: Mapping[str, int]) -> Iterator[pd.DataFrame]:
             yield held.table(numbers["sweeps"])
 
 
+def printed(found: pd.DataFrame) -> list[str]:
+    """The shares as lines of Markdown: one table of what is measured of groups, one of the gain."""
+    lines: list[str] = []
+    for of_groups in (True, False):
+        part = found[(found["R"].astype(str) != "") == of_groups]
+        settings = list(dict.fromkeys(zip(part["seeds"].astype(int), part["times"].astype(int), strict=True)))
+        times = {1: "each problem once", 4: "each about 4 times"} if of_groups else {1: ""}
+        heads = [", ".join(filter(None, (f"{s} seed{'s' * (s > 1)}", times[t]))) for s, t in settings]
+        lines += ["", f"| quantity | {'R | truth | ' * of_groups}{' | '.join(heads)} |"]
+        lines.append("|---" * (1 + 2 * of_groups + len(heads)) + "|")
+        for (name, R), rows in part.groupby(["quantity", "R"], sort=False):
+            held = {(int(row["seeds"]), int(row["times"])): row["held %"] for row in rows.to_dict("records")}
+            first = f"{name} | {R} | {rows['truth'].iloc[0]}" if of_groups else name
+            lines.append(f"| {first} | {' | '.join(held.get(setting, '') for setting in settings)} |")
+    return lines[1:]
+
+
 def main(argv: list[str]) -> int:
     """The command; returns its exit code."""
     options = options_of(argv, dict(OPTIONS), __doc__)
@@ -242,7 +265,7 @@ def main(argv: list[str]) -> int:
         return options
     parts = list(measured({key: int(value) for key, value in options.items() if value.isdigit()}))
     found = pd.concat(parts, ignore_index=True)
-    print(found.to_csv(sep="|", index=False, lineterminator="\n").replace("|", " | "), end="")
+    print("\n".join(printed(found)))
     if options["csv"]:
         found.to_csv(options["csv"], index=False)
     return 0

@@ -22,6 +22,8 @@ paper's. C8 stands by the other definitions of rank too: for a coin and a hash n
                      and the stated rate: alpha for each R that decides, 5% for all verdicts of a report together
     at 5%            the same, each interval alone at 95%
     misses           decisive 95% intervals that do not hold the true value
+
+Printed are two tables, of whole claims and of decisive intervals; csv has every column.
 """
 
 from __future__ import annotations
@@ -299,6 +301,28 @@ def tables(options: Mapping[str, int], runs_dir: Path, say: Callable[[str], None
     yield tabled("exact", lines, truths_of_exact(population, *size), alpha)
 
 
+def printed(found: pd.DataFrame) -> list[str]:
+    """The two tables as lines of Markdown: verdicts of reports, decisive intervals."""
+    kinds = list(found["kind"].unique())
+    cells = {(row["kind"], row["claim"], str(row["R"])): row for row in found.to_dict("records")}
+    whole_claims = found.loc[found["R"].astype(str) == "all", "claim"].unique()
+    lines = [f"| claim | stated % | {' | '.join(f'{kind}: decided | wrong %' for kind in kinds)} |"]
+    lines.append("|---" * (2 + 2 * len(kinds)) + "|")
+    for claim in whole_claims:
+        rows = [cells.get((kind, claim, "all")) for kind in kinds]
+        said = [f"{row['decided']} | {row['rate %']}" if row else "\u2013 | \u2013" for row in rows]
+        stated = next(str(row["stated %"]) for row in rows if row)
+        lines.append(f"| {claim} | {stated} | {' | '.join(said)} |")
+    lines += ["", f"| claim | R | {' | '.join(f'{kind}: truth | misses %' for kind in kinds)} |"]
+    lines.append("|---" * (2 + 2 * len(kinds)) + "|")
+    for claim, R in dict.fromkeys((claim, R) for _, claim, R in cells if R != "all"):
+        rows = [cells.get((kind, claim, R), {}) for kind in kinds]
+        if any(row.get("misses %") for row in rows):
+            said = [f"{row['truth']} | {row['misses %']}" if row.get("misses %") else "\u2013 | \u2013" for row in rows]
+            lines.append(f"| {claim} | {R} | {' | '.join(said)} |")
+    return lines
+
+
 def main(argv: list[str]) -> int:
     """The command; returns its exit code."""
     options = options_of(argv, dict(OPTIONS), __doc__)
@@ -308,8 +332,7 @@ def main(argv: list[str]) -> int:
     with tempfile.TemporaryDirectory() as folder:
         say = lambda kind: print(f"{kind}: judged", file=sys.stderr, flush=True)  # noqa: E731
         found = pd.concat(tables(numbers, Path(options["runs_dir"] or folder), say), ignore_index=True)
-    shown = found[~(found["claim"].isin(IDENTITIES) & (found["R"] != "all"))]
-    print(shown.to_csv(sep="|", index=False, lineterminator="\n").replace("|", " | "), end="")
+    print("\n".join(printed(found)))
     if options["csv"]:
         found.to_csv(options["csv"], index=False)
     return 0

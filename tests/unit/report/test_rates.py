@@ -131,10 +131,30 @@ def test_the_gain_is_that_of_the_drawn_seeds_and_problems(tools, tmp_path, monke
     assert learners.after_SX.shape == (3, 8) and (learners.after_SX > learners.before_X).mean() > 0.5
     held = tools.coverage.Held(2, 1)
     tools.coverage.gains(learners, {"sweeps": 3, "seed": 0}, held, tmp_path)
-    assert len(held.found["gain", 0]) == 3
+    assert len(held.found["gain", 0]) == len(held.found["gain less gain", 0]) == 3
 
 
 def test_a_share_stands_with_its_exact_interval(tools):
     assert tools.drawn.share_in_words(0, 20) == "0.0 [0.0, 16.8]"
     assert tools.drawn.share_in_words(10, 200) == "5.0 [2.4, 9.0]"
     assert pd.isna(tools.rates.Truth(frozenset()).value)
+
+
+def test_what_is_printed_has_each_number_in_its_place(tools):
+    row = {"quantity": "x", "R": 4, "seeds": 1, "times": 4, "truth": "2", "held %": "95.0 [90.0, 98.0]"}
+    gain = row | {"quantity": "gain", "R": "", "seeds": 3, "times": 1}
+    lines = tools.coverage.printed(pd.DataFrame([row, gain]))
+    assert lines[0] == "| quantity | R | truth | 1 seed, each about 4 times |"
+    assert lines[2] == "| x | 4 | 2 | 95.0 [90.0, 98.0] |" and lines[-1] == "| gain | 95.0 [90.0, 98.0] |"
+    cell = {
+        "kind": "coin",
+        "claim": "C6",
+        "R": 4,
+        "truth": "0",
+        "decided": 1,
+        "stated %": "0.2",
+        "rate %": "0.5 [0, 3]",
+    }
+    both = pd.DataFrame([cell | {"misses %": "4.0 [2, 6]"}, cell | {"R": "all", "misses %": ""}])
+    lines = tools.rates.printed(both)
+    assert "| C6 | 0.2 | 1 | 0.5 [0, 3] |" in lines and "| C6 | 4 | 0 | 4.0 [2, 6] |" in lines
