@@ -249,7 +249,8 @@ def tabled(kind: str, lines: pd.DataFrame, truths: Mapping[tuple[str, int], Trut
         known = alone[alone["mean"].notna()] if not np.isnan(truth.value) else alone.iloc[:0]
         misses = int(((known["low"] > truth.value) | (known["high"] < truth.value)).sum())
         decisive = claim not in IDENTITIES
-        sizes = len([1 for one, _ in truths if one == claim]) if R == WHOLE else 1
+        base = claim.partition(" by ")[0]
+        sizes = sum(one == base for one, _ in truths) if R == WHOLE else 1
         rows.append({
             "kind": kind, "claim": claim, "R": R or "all",
             "truth": "" if np.isnan(truth.value) else f"{truth.value:.3g}{' (mean)' if truth.mean else ''}",

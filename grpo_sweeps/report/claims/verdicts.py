@@ -108,7 +108,7 @@ def judge_claims(sweep: Sweep, alpha: float | None = None) -> list[Claim]:
         claims += [replace(claim, remarks=(*about, *claim.remarks)) for claim in measured]
         claims += [c7(arm, groups, alpha), c8(arm, kind, groups, alpha, about), c10(arm, groups, alpha, about)]
         metrics = sweep.metrics[sweep.metrics["arm"] == arm]
-        claims += [c18(arm, groups, records), c20(arm, groups, metrics, alpha), c21(arm, groups, alpha, about)]
+        claims += [c18(arm, groups, records), c20(arm, groups, records, metrics, alpha), c21(arm, groups, alpha, about)]
         claims += [controls(arm, groups), shuffled(arm, groups, alpha, by_length(sweep, arm)), q3(arm, groups)]
     judged = {claim.id for claim in claims}
     return sorted([*claims, *(claim for claim in undecided() if claim.id not in judged)], key=_order)
