@@ -17,10 +17,11 @@ COMPARED = "compared, not judged"
 ALPHA = 0.05
 """Chance, at most, that any verdict of one report is wrong by the draw of its data (Bonferroni over its tests)."""
 
-TESTS_PER_CELL = 9
+TESTS_PER_CELL = 13
 """Decisive intervals for each arm and R: C5's slope, C6's fall of rho (at each eps with its part of one), C7's share of
-groups, C8's effective rank, the score-mean null of C9, C10's top-1 fraction, C20's rank of the stack (of its two ends
-one side each), C21's difference from the R of Figure 2, the mean mid-p of shuffled rewards."""
+groups, C8's effective rank and the four other definitions of rank beside it, the score-mean null of C9, C10's top-1
+fraction, C20's rank of the stack (of its two ends one side each), C21's difference from the R of Figure 2, the mean
+mid-p of shuffled rewards."""
 
 MIN_GROUPS = 30
 """Measured mixed groups below which an R is not decided, since Student's t is off for few and skewed values. C8 alone
@@ -111,7 +112,7 @@ each two arms that are compared and R, and as many of them count as a cell's."""
 def simultaneous_alpha(cells: int) -> float:
     """Error rate of one interval so that all decisive intervals of a report hold together with 1 - ALPHA.
 
-    >>> simultaneous_alpha(3) == 0.05 / 27
+    >>> simultaneous_alpha(3) == 0.05 / 39
     True
     """
     return ALPHA / (TESTS_PER_CELL * max(1, cells))

@@ -68,12 +68,14 @@ def step_bounds(groups: pd.DataFrame) -> pd.DataFrame:
     return pd.DataFrame(rows, columns=["run", "seed", "step", "groups", "low", "high"])
 
 
-def c20(arm: str, groups: dict[int, pd.DataFrame], metrics: pd.DataFrame, alpha: float) -> Claim:
+def c20(
+    arm: str, groups: dict[int, pd.DataFrame], records: dict[int, pd.DataFrame], metrics: pd.DataFrame, alpha: float
+) -> Claim:
     """The effective rank of each step's groups stacked: measured where it was, else what the groups' own allow.
 
-    metrics: the arm's, one row per run and step.
+    groups: the usable ones by R; records: all. metrics: the arm's, one row per run and step.
     """
-    findings = tuple(_c20_at(R, g, metrics[metrics["R"] == R], alpha) for R, g in groups.items())
+    findings = tuple(_c20_at(R, g, records[R], metrics[metrics["R"] == R], alpha) for R, g in groups.items())
     remarks = [
         "The matrix of a step has the rows of all its groups. Its effective rank is at least the mean of the groups' "
         "own, weighted by their squared norms, and at most what it is when different groups are orthogonal; both "
@@ -81,24 +83,44 @@ def c20(arm: str, groups: dict[int, pd.DataFrame], metrics: pd.DataFrame, alpha:
         f"The rule, with {rules.MIN_STEPS} steps or more: measured, the whole interval within {ABOUT[0]:g} to "
         f"{ABOUT[1]:g} or outside it; else it falls where the least value is above {ABOUT[1]:g} or the largest below "
         f"{ABOUT[0]:g}, and holds where both are within.",
+        "Steps that share prompts depend on one another: where prompts recur the interval over steps is widened by as "
+        "much as that can matter.",
     ]
     return Claim("C20", arm, STATEMENTS["C20"].brief, all_of([f.verdict for f in findings]), findings, tuple(remarks))
 
 
-def _over_steps(values: pd.Series, seeds: pd.Series, alpha: float) -> Interval:
-    return mean_over(values.astype(float), Clusters(np.arange(len(values)), seeds), alpha)
+def recurrence(records: pd.DataFrame) -> float:
+    """How many times the variance of a mean over independent steps that over steps which share prompts can be:
+    sum_p n_p^2 / sum_p n_p, n_p the groups of prompt p; 1 where no prompt recurs.
+
+    Two values that are the same function of G independent draws each and share m of them have a covariance of at most
+    m/G times their variance (Hoeffding, "A class of statistics with asymptotically normal distribution", 1948).
+
+    >>> recurrence(pd.DataFrame({"prompt_id": ["a", "b", "a", "b"]}))
+    2.0
+    """
+    times_P = records["prompt_id"].value_counts().to_numpy(dtype=float)
+    return float((times_P**2).sum() / times_P.sum())
 
 
-def _c20_at(R: int, groups: pd.DataFrame, metrics: pd.DataFrame, alpha: float) -> Finding:
+def _over_steps(values: pd.Series, seeds: pd.Series, records: pd.DataFrame, alpha: float) -> Interval:
+    """Mean over steps, its interval widened by `recurrence`."""
+    found = mean_over(values.astype(float), Clusters(np.arange(len(values)), seeds), alpha)
+    wide = math.sqrt(recurrence(records))
+    low, high = (found.mean + wide * (end - found.mean) for end in (found.low, found.high))
+    return Interval(found.mean, low, high, found.n, found.clusters)
+
+
+def _c20_at(R: int, groups: pd.DataFrame, records: pd.DataFrame, metrics: pd.DataFrame, alpha: float) -> Finding:
     steps = step_bounds(groups) if len(groups) else pd.DataFrame()
     if not len(steps):
         return nothing(R, "about 2")
-    low, high = (_over_steps(steps[end], steps["seed"], alpha) for end in ("low", "high"))
+    low, high = (_over_steps(steps[end], steps["seed"], records, alpha) for end in ("low", "high"))
     null = f"groups orthogonal to one another {high.mean:.2f}"
     words = f"at least {_said(low)}, at most {_said(high)} in {len(steps)} steps of {steps['groups'].mean():.1f} groups"
     known = metrics[metrics[STACKED].notna()] if STACKED in metrics else metrics.iloc[:0]
     if len(known):
-        found = _over_steps(known[STACKED], known["seed"], alpha)
+        found = _over_steps(known[STACKED], known["seed"], records, alpha)
         words = f"effective rank of the stack {_said(found)} in {len(known)} steps; {words}"
         if len(known) >= rules.MIN_STEPS:
             verdict = rules.judge(found, *ABOUT, len(known))

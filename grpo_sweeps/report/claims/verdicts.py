@@ -89,11 +89,13 @@ NEEDS = {
 }  # fmt: skip
 
 
-def judge_claims(sweep: Sweep) -> list[Claim]:
+def judge_claims(sweep: Sweep, alpha: float | None = None) -> list[Claim]:
     """All claims for all arms, by number, exact controls and the null last. An arm's findings are for the R values that
-    its runs have, measured or not."""
+    its runs have, measured or not. alpha: error rate of each decisive interval; None for what lets all of them hold
+    together (`rules.simultaneous_alpha`), as in a report."""
     pairs = budget_pairs(sweep)
-    alpha = rules.simultaneous_alpha(len(sweep.cells) + budget.extra_cells(pairs) + paired.extra_cells(sweep))
+    if alpha is None:
+        alpha = rules.simultaneous_alpha(len(sweep.cells) + budget.extra_cells(pairs) + paired.extra_cells(sweep))
     claims: list[Claim] = [c11(sweep, pair, alpha) for pair in pairs]
     claims += [paired.c16(sweep, pair, alpha) for pair in paired.token_pairs(sweep)]
     claims += [paired.c19(sweep, pair, alpha) for pair in paired.clipping_pairs(sweep)]
@@ -106,7 +108,7 @@ def judge_claims(sweep: Sweep) -> list[Claim]:
         claims += [replace(claim, remarks=(*about, *claim.remarks)) for claim in measured]
         claims += [c7(arm, groups, alpha), c8(arm, kind, groups, alpha, about), c10(arm, groups, alpha, about)]
         metrics = sweep.metrics[sweep.metrics["arm"] == arm]
-        claims += [c18(arm, groups, records), c20(arm, groups, metrics, alpha), c21(arm, groups, alpha, about)]
+        claims += [c18(arm, groups, records), c20(arm, groups, records, metrics, alpha), c21(arm, groups, alpha, about)]
         claims += [controls(arm, groups), shuffled(arm, groups, alpha, by_length(sweep, arm)), q3(arm, groups)]
     judged = {claim.id for claim in claims}
     return sorted([*claims, *(claim for claim in undecided() if claim.id not in judged)], key=_order)
