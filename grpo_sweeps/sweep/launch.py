@@ -127,7 +127,6 @@ def launch(
     if plan.dry_run:
         _print_grid(plan, params or {})
         return [replace(_not_started(run), state="queued") for run in plan.runs]  # looked at: none is a failure
-    plan.refuse_changed()
     if jobs_copy and plan.due:
         _prepare_store(plan)
     with Opening(plan) as opening:

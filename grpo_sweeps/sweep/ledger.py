@@ -31,11 +31,12 @@ from grpo_sweeps.sweep.queue import Answer, Queue, main_id, noted_jobs
 from grpo_sweeps.tracking import provenance
 from grpo_sweeps.tracking.lines import METRICS
 from grpo_sweeps.tracking.made_by import REMEDY, STALE, UNKNOWN, MadeBy, changes, other_code
-from grpo_sweeps.tracking.status import RecordError, RunStatus, process_lives, process_started, read_status
+from grpo_sweeps.tracking.status import RecordError, RunStatus, another, process_lives, process_started, read_status
 
 Action = Literal["skip", "start", "continue", "redo"]
 Why = Literal["", "alive", "finished", "failed", "stale", "changed"]  # why a run is skipped
 REPLACED = ".replaced"
+CHECKPOINTS = "checkpoints"
 QUEUE = Queue()  # one per process, so that all its questions share one call of squeue
 
 
@@ -74,6 +75,12 @@ def decide(
     if life:
         state = "running" if status.state == "running" and not status.stale() else "queued"
         return Decision("skip", f"{state} already ({life})", "alive")
+    if other := another(run_dir, status):
+        if redo == "all":
+            return Decision("redo", f"held the record of run {other}")
+        return Decision(
+            "skip", f"its folder holds the record of run {other}, a copy; redo=all makes this run afresh", "failed"
+        )
     at = f"{status.state} at step {status.step}"
     made = _made(run_dir, status, commit, made_by)
     stale = bool(made.by or made.changed)
@@ -81,15 +88,21 @@ def decide(
         return Decision("redo", f"was {at}{made.by}")
     if status.state == "failed":
         return Decision("skip", f"{at}: {status.error or 'no reason recorded'}; redo=failed runs it again", "failed")
-    if made.changed and (status.step or status.state == "finished"):
+    begun = status.step > 0 or status.state == "finished" or _has_checkpoint(run_dir)
+    if made.changed and begun:
         return Decision("skip", f"{STALE}{at}, and since then {made.changed}; {REMEDY}", "changed")
     if status.state == "finished" and status.step >= steps:
         return Decision("skip", f"finished already ({status.step} steps){made.told}", "finished")
-    if status.step == 0 and status.state != "finished":
+    if not begun:
         return Decision("start", f"was {status.state} before its first step")
     if made.by:
         return Decision("skip", f"{STALE}{at} of {status.total}{made.by}; {REMEDY}", "stale")
     return Decision("continue", f"was {at} of {status.total}")
+
+
+def _has_checkpoint(run_dir: Path) -> bool:
+    """True for a run that goes on from a step, whatever its status says: that is written at most once a second."""
+    return next((run_dir / CHECKPOINTS).glob("step_*"), None) is not None
 
 
 @dataclass(frozen=True)

@@ -44,9 +44,7 @@ WEIGHTS = ("*.safetensors", "*.safetensors.index.json")
 WHOLE = 2**24  # bytes up to which a model's file is read whole
 BLOCKS, BLOCK = 64, 4096  # of a larger file: so many blocks of so many bytes, evenly spread
 
-_NO_MEANING = frozenset(
-    {"ctx", "kind", "type_comment", "type_ignores"}
-)  # fields that follow from others, or formatting
+_NO_MEANING = frozenset({"ctx", "kind", "type_comment", "type_ignores"})  # fields that say nothing new
 
 
 def of_bytes(content: bytes) -> str:
@@ -176,9 +174,11 @@ def of_function(target: str) -> dict[str, str]:
     if not module or module.partition(".")[0] in OWN:
         return {}
     loaded = sys.modules.get(module)
-    if module not in _functions or _functions[module][0] is not loaded:
-        _functions[module] = (loaded, _followed(module))
-    return dict(_functions[module][1])
+    if loaded is not None and module in _functions and _functions[module][0] is loaded:
+        return dict(_functions[module][1])
+    found = _followed(module)
+    _functions[module] = (loaded, found)
+    return dict(found)
 
 
 def _followed(root: str) -> dict[str, str]:
@@ -279,8 +279,8 @@ def _of_problems(problems: Iterable[Problem]) -> str:
 
 
 def of_model(path: str, revision: str | None = None, random: bool = False) -> dict[str, str]:
-    """{file: digest} of a folder or a GGUF file; {"revision": commit} of a hub's model that is in the cache; empty where
-    nothing is here yet. random: the weights are drawn, so that only the other files count."""
+    """{file: digest} of a folder or a GGUF file; {"revision": commit} of a hub's model that is in the cache; empty
+    where nothing is here yet. random: the weights are drawn, so that only the other files count."""
     try:
         place = tiny_path() if path == "embedded" else Path(path).expanduser()
         if place.is_file():

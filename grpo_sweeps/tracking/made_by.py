@@ -22,8 +22,8 @@ HALVES = {"train": "training problems", "held_out": "held-out problems"}
 
 @dataclass(frozen=True)
 class MadeBy:
-    """package: the syntax of the package's own code, package_bytes: its bytes. functions: "reward._target_=my.reward" ->
-    {module: digest}. data: "train" and "held_out" -> number and digest. weights: file of the model -> digest."""
+    """package: the syntax of the package's own code, package_bytes: its bytes. functions: "reward._target_=my.reward"
+    -> {module: digest}. data: "train" and "held_out" -> number and digest. weights: file of the model -> digest."""
 
     package: str = ""
     package_bytes: str = ""

@@ -72,6 +72,13 @@ class RunStatus:
         return (time.time() if now is None else now) - self.heartbeat > limit
 
 
+def another(run_dir: Path, status: RunStatus) -> str:
+    """The identity of the run whose record a folder holds where that is not the folder's own: a copy, which would be
+    counted as a second run. "" where it is."""
+    mine = status.identity in ("", run_dir.name)
+    return "" if mine else status.identity
+
+
 def process_lives(pid: int) -> bool:
     """True when a process of this id runs on this host. A zombie does not."""
     try:
