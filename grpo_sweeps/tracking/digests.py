@@ -183,7 +183,7 @@ def of_function(target: str) -> dict[str, str]:
 
 def _followed(root: str) -> dict[str, str]:
     """The digests of a module's file and of those that it imports, by module."""
-    top, found, seen = root.partition(".")[0], dict[str, str](), set[str]()
+    found, seen = dict[str, str](), set[str]()
     left = [root]
     while left:
         name = left.pop()
@@ -194,15 +194,18 @@ def _followed(root: str) -> dict[str, str]:
         if first in OWN or first in sys.stdlib_module_names:
             continue
         spec = _spec(name)
-        if spec is None:
+        path = Path(spec.origin) if spec is not None and spec.has_location and spec.origin else None
+        installed = path is not None and _is_installed(path)
+        if spec is None or (installed and name != root):
             continue
-        left.append(name.rpartition(".")[0])  # the package around it runs first
-        if not spec.has_location or spec.origin is None or (first != top and _is_installed(Path(spec.origin))):
+        if not installed:
+            left.append(name.rpartition(".")[0])  # the package around it runs first
+        if path is None:
             continue
         with suppress(OSError):
-            content = Path(spec.origin).read_bytes()
-            found[name] = of_source(content, spec.origin)
-            left += _imports(content, name, bool(spec.submodule_search_locations))
+            content = path.read_bytes()
+            found[name] = of_source(content, path.name)
+            left += [] if installed else _imports(content, name, bool(spec.submodule_search_locations))
     return dict(sorted(found.items()))
 
 
