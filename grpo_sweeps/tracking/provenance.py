@@ -28,7 +28,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
 from grpo_sweeps.files import write_text
-from grpo_sweeps.tracking.made_by import UNKNOWN, MadeBy, from_json
+from grpo_sweeps.tracking.made_by import UNKNOWN, MadeBy, from_json, mixed
 
 PACKAGES = (
     "grpo_sweeps",
@@ -201,6 +201,29 @@ def read_made_by(run_dir: Path) -> MadeBy:
     except (OSError, ValueError):
         return UNKNOWN
     return from_json(content.get("made_by")) if isinstance(content, dict) else UNKNOWN
+
+
+def mixed_in(sweep_dir: Path) -> list[str]:
+    """What several versions of made runs of a sweep, one sentence each; see `made_by.mixed`."""
+    import yaml
+
+    runs = []
+    for path in sorted(sweep_dir.glob(f"[!.]*/{SOURCE_JSON}")):
+        made_by = read_made_by(path.parent)
+        if made_by.known:
+            runs.append((path.parent, made_by))
+    parts = {json.dumps([one.functions, one.data, one.weights], sort_keys=True) for _, one in runs}
+    if len(parts) < 2:
+        return []
+    found = []
+    for run_dir, made_by in runs:
+        try:
+            config = yaml.safe_load((run_dir / "config.yaml").read_text(encoding="utf-8"))
+        except (OSError, ValueError, yaml.YAMLError):
+            continue
+        if isinstance(config, dict):
+            found.append((run_dir.name, config, made_by))
+    return mixed(found)
 
 
 def since_submission(run_dir: Path, command: str = "", made_by: MadeBy = UNKNOWN) -> list[str]:
