@@ -147,15 +147,19 @@ def _check_distinct(data: TaskData, target: str) -> None:
     twice = [name for name, times in ids.items() if times > 1]
     if twice:
         raise ConfigError(
-            f"task={target}: {len(twice)} ids name more than one problem, the first of them {twice[0]!r}; an id of its "
-            f"own is needed for each problem of both halves"
+            f"task={target}: the id {twice[0]!r} names more than one problem{_others(len(twice))}; each problem needs "
+            f"an id of its own"
         )
     shared = {problem.question for problem in data.train} & {problem.question for problem in data.held_out}
     if shared:
         raise ConfigError(
-            f"task={target}: {len(shared)} questions stand among both the training and the held-out problems, the "
-            f"first of them {min(shared)[:60]!r}; they must be disjoint"
+            f"task={target}: the question {min(shared)[:60]!r} stands among the training and the held-out "
+            f"problems{_others(len(shared))}; they must be disjoint"
         )
+
+
+def _others(number: int) -> str:
+    return f" (and {number - 1} more like it)" if number > 1 else ""
 
 
 def check_device(device: str) -> None:

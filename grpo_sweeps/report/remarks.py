@@ -194,10 +194,14 @@ def _since(sweep: Sweep) -> list[str]:
     if older:
         names = ", ".join(sorted({f"commit {_commit(sweep, run)}, code {made[run].package[:7]}" for run in older}))
         here = f"commit {(source.commit() or 'unknown')[:7]}, code {now[:7]}"
-        found.append(f"{len(older)} runs were made by other code of the package than today's: {names}; now {here}.")
-    if unknown := len(sweep.runs) - len(sweep.waiting) - len(made):
-        found.append(f"{unknown} runs were made before it was kept which functions, data and weights made them.")
+        found.append(f"Other code of the package than today's made {_some(older, sweep)}: {names}; now {here}.")
+    if unknown := [str(run) for run in sweep.runs["run"] if run not in made and run not in sweep.waiting]:
+        found.append(f"Not known: which code, functions, data and weights made {_some(unknown, sweep)}.")
     return found
+
+
+def _some(runs: list[str], sweep: Sweep) -> str:
+    return f"{len(runs)} of {len(sweep.runs)} runs ({', '.join(runs[:3])}{', ...' if len(runs) > 3 else ''})"
 
 
 def _commit(sweep: Sweep, run: str) -> str:
