@@ -13,6 +13,7 @@ import math
 import os
 import re
 import tempfile
+from collections import Counter
 from collections.abc import Callable, Iterable
 from importlib.util import find_spec
 from pathlib import Path
@@ -97,17 +98,21 @@ def check_functions(config: RunConfig) -> None:
         sampler_class(config.rollout.engine)
 
 
-def check_tasks(configs: Iterable[RunConfig]) -> None:
-    """Load each different task once and check that every run finds the problems that it asks for."""
-    loaded: dict[str, TaskData] = {}
+def check_tasks(configs: Iterable[RunConfig], loaded: dict[str, TaskData] | None = None) -> None:
+    """Load each different task once and check that every run finds the problems that it asks for.
+
+    loaded: those that have been loaded, by `repr(config.task.function)`; what is loaded here is added.
+    """
+    loaded = {} if loaded is None else loaded
     for config in configs:
         key = repr(config.task.function)
         if key not in loaded:
-            loaded[key] = _load_task(config.task.function)
+            loaded[key] = load_task(config.task.function)
         check_data(loaded[key], config)
 
 
-def _load_task(function: FunctionConfig) -> TaskData:
+def load_task(function: FunctionConfig) -> TaskData:
+    """The problems of a task. Raises ConfigError where they cannot be loaded, whatever its function raises."""
     try:
         data = load_function(function, "task", 0)()
     except ConfigError:
@@ -121,7 +126,9 @@ def _load_task(function: FunctionConfig) -> TaskData:
 
 
 def check_data(data: TaskData, config: RunConfig) -> None:
-    """Raise ConfigError where a step or an evaluation takes more problems than there are."""
+    """Raise ConfigError where a step or an evaluation takes more problems than there are, or where problems are not
+    told apart: their id is their name in the records and gives their random numbers."""
+    _check_distinct(data, config.task.function.target)
     if len(data.train) < config.groups:
         step = f", {config.groups} groups a step by budget=rollouts" if config.budget == "rollouts" else ""
         raise ConfigError(
@@ -133,6 +140,26 @@ def check_data(data: TaskData, config: RunConfig) -> None:
             f"trainer.eval_problems={config.trainer.eval_problems}: the task has {len(data.held_out)} held-out "
             f"problems; allowed are as many at most"
         )
+
+
+def _check_distinct(data: TaskData, target: str) -> None:
+    ids = Counter(problem.id for problem in (*data.train, *data.held_out))
+    twice = [name for name, times in ids.items() if times > 1]
+    if twice:
+        raise ConfigError(
+            f"task={target}: the id {twice[0]!r} names more than one problem{_others(len(twice))}; each problem needs "
+            f"an id of its own"
+        )
+    shared = {problem.question for problem in data.train} & {problem.question for problem in data.held_out}
+    if shared:
+        raise ConfigError(
+            f"task={target}: the question {min(shared)[:60]!r} stands among the training and the held-out "
+            f"problems{_others(len(shared))}; they must be disjoint"
+        )
+
+
+def _others(number: int) -> str:
+    return f" (and {number - 1} more like it)" if number > 1 else ""
 
 
 def check_device(device: str) -> None:

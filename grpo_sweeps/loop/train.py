@@ -46,6 +46,7 @@ def train(config: RunConfig, run_dir: Path, watch: Watch | None = None, name: st
     began = time.perf_counter()
     setup = prepare(config, watch.say)
     startup["time/load"] = time.perf_counter() - began
+    watch.loaded(setup.data)
     total = config.trainer.steps
     keeper = Keeper(setup, run_dir, watch.note)
     first = done = keeper.resume()

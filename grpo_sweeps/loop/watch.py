@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
+from grpo_sweeps.types import TaskData
+
 
 class Stopped(Exception):
     """The run was asked to stop and stands at the end of a step; what it needs to go on is in its folder."""
@@ -26,6 +28,10 @@ def _ignore_step(done: int, total: int, metrics: Mapping[str, float]) -> None:
     pass
 
 
+def _ignore_data(data: TaskData) -> None:
+    pass
+
+
 def _print(sentence: str) -> None:
     print(sentence, flush=True)
 
@@ -41,6 +47,8 @@ class Watch:
     note: takes a sentence that belongs to the run's log and status (a damaged checkpoint, a disk that is full).
     guard: called before a step's records are written; raises where they are another process's by now.
     say: takes what the run is doing where that takes a while (loading, verifying); for the log and the terminal.
+    loaded: called with the problems once they and the model are loaded, before anything is recorded; raises where they
+        are not those that made the run so far.
     """
 
     begin: Callable[[int], None] = _ignore_begin
@@ -49,6 +57,7 @@ class Watch:
     note: Callable[[str], None] = _print
     guard: Callable[[], None] = _nothing
     say: Callable[[str], None] = _print
+    loaded: Callable[[TaskData], None] = _ignore_data
 
     def __call__(self, done: int, total: int, metrics: Mapping[str, float]) -> None:
         """A step is done. Raises Stopped where the run is to end."""

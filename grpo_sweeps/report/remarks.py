@@ -20,6 +20,8 @@ from grpo_sweeps.report.read.query import ReportError, Sweep
 from grpo_sweeps.report.tables.layers import layer_remarks
 from grpo_sweeps.report.tables.pooled import usable_groups
 from grpo_sweeps.tracking import provenance as source
+from grpo_sweeps.tracking.digests import of_package
+from grpo_sweeps.tracking.made_by import MadeBy, mixed
 from grpo_sweeps.tracking.symptoms import known, symptoms
 
 GOING_ON = ("running", "queued")
@@ -162,11 +164,48 @@ def _diverged(sweep: Sweep) -> list[str]:
 def _commits(sweep: Sweep) -> list[str]:
     made_by = codes(sweep)
     found = [f"The runs were made by different commits: {', '.join(made_by)}."] if len(made_by) > 1 else []
+    found += [f"{sentence}." for sentence in _mixed(sweep)]
+    found += _since(sweep)
     if not sweep.runs["commit"].notna().any():
         found.append("No run says which commit made it.")
     if sweep.runs["dirty"].eq(True).any():
         found.append("Some runs were made from a working tree with uncommitted changes.")
     return found
+
+
+def _made(sweep: Sweep) -> dict[str, MadeBy]:
+    """What made each run that has started and says it, by identity."""
+    started = sweep.runs[~sweep.runs["run"].isin(sweep.waiting)]
+    found = {str(row["run"]): source.read_made_by(Path(str(row["path"]))) for row in started.to_dict("records")}
+    return {run: made_by for run, made_by in found.items() if made_by.known}
+
+
+def _mixed(sweep: Sweep) -> list[str]:
+    return mixed((run, sweep.configs[run], made_by) for run, made_by in _made(sweep).items())
+
+
+def _since(sweep: Sweep) -> list[str]:
+    """Runs that the package's code of today would not have made, and runs that do not say what made them."""
+    made = _made(sweep)
+    if not made:
+        return []
+    now, found = of_package(made_by.code for made_by in made.values()).syntax, []
+    older = [run for run, made_by in made.items() if now and made_by.package != now]
+    if older:
+        names = ", ".join(sorted({f"commit {_commit(sweep, run)}, code {made[run].package[:7]}" for run in older}))
+        here = f"commit {(source.commit() or 'unknown')[:7]}, code {now[:7]}"
+        found.append(f"Other code of the package than today's made {_some(older, sweep)}: {names}; now {here}.")
+    if unknown := [str(run) for run in sweep.runs["run"] if run not in made and run not in sweep.waiting]:
+        found.append(f"Not known: which code, functions, data and weights made {_some(unknown, sweep)}.")
+    return found
+
+
+def _some(runs: list[str], sweep: Sweep) -> str:
+    return f"{len(runs)} of {len(sweep.runs)} runs ({', '.join(runs[:3])}{', ...' if len(runs) > 3 else ''})"
+
+
+def _commit(sweep: Sweep, run: str) -> str:
+    return (sweep.statuses[run].commit or "unknown")[:7]
 
 
 def _steps(sweep: Sweep) -> list[str]:
@@ -213,16 +252,31 @@ def _evaluation(sweep: Sweep) -> list[str]:
 def codes(sweep: Sweep) -> dict[str, int]:
     """{what made them, in words: number of runs}, of the runs that have started.
 
-    Uncommitted changes count as a commit of their own, and others than the same changes as another one where the run
-    kept their digest. So do runs that do not say which commit made them, beside runs that do.
+    The digest of the package's code tells them apart where a run kept it, so that commits which change nothing of it
+    are one. Without it uncommitted changes count as a commit of their own, and others than the same changes as another
+    one where the run kept their digest. So do runs that do not say which commit made them, beside runs that do.
     """
     started = sweep.runs[~sweep.runs["run"].isin(sweep.waiting)]
-    found = Counter(
-        _code(None if row["commit"] is None or row["commit"] != row["commit"] else str(row["commit"]),
-              row["dirty"] is True or row["dirty"] == 1, Path(str(row["path"])))
+    made = _made(sweep)
+    names = {
+        str(row["run"]): _code(
+            None if row["commit"] is None or row["commit"] != row["commit"] else str(row["commit"]),
+            row["dirty"] is True or row["dirty"] == 1,
+            Path(str(row["path"])),
+        )
         for row in started.to_dict("records")
-    )  # fmt: skip
-    return dict(sorted(found.items()))
+    }
+    known = {names[run]: made_by.package for run, made_by in made.items()}  # of a run without a digest its name decides
+    found = Counter[str]()
+    words: dict[str, set[str]] = {}
+    for run, name in names.items():
+        key = made[run].package if run in made else known.get(name, name)
+        found[key] += 1
+        words.setdefault(key, set()).add(name)
+    listed = {key: " = ".join(sorted(names)) for key, names in words.items()}
+    twice = {name for name, times in Counter(listed.values()).items() if times > 1}
+    named = {f"{listed[key]}, code {key[:7]}" if listed[key] in twice else listed[key]: n for key, n in found.items()}
+    return dict(sorted(named.items()))
 
 
 def _code(commit: str | None, dirty: bool, run_dir: Path) -> str:
@@ -238,8 +292,15 @@ def check_commits(sweep: Sweep, commits: str | None) -> None:
     """Raise ReportError, one sentence, where several commits made the sweep's runs and `commits` is not "allow"."""
     if commits not in (None, ALLOW):
         raise ReportError(f"commits={commits}: {ALLOW} is allowed, to report on runs of several commits together.")
+    if commits == ALLOW:
+        return
+    if several := _mixed(sweep):
+        raise ReportError(
+            f"sweep={sweep.name}: {several[0]}; run the older ones again (redo=stale), or add commits={ALLOW} to "
+            f"report on all of them together."
+        )
     found = codes(sweep)
-    if len(found) < 2 or commits == ALLOW:
+    if len(found) < 2:
         return
     listed = ", ".join(f"{code}: {n} run{'s' if n > 1 else ''}" for code, n in found.items())
     dirty = any("uncommitted" in code for code in found)

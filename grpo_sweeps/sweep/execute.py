@@ -17,16 +17,19 @@ from grpo_sweeps.config import RunConfig, to_mapping
 from grpo_sweeps.files import write_text
 from grpo_sweeps.sweep.identity import identity
 from grpo_sweeps.sweep.ledger import status_or_none
+from grpo_sweeps.sweep.origin import Origin, Stale
 from grpo_sweeps.sweep.signals import Stops
 from grpo_sweeps.tracking import provenance
 from grpo_sweeps.tracking.locks import LOCK_FILE, Mine, NotOurs, only_writer
-from grpo_sweeps.tracking.status import ENDED, RunStatus, StatusWriter, process_started
+from grpo_sweeps.tracking.made_by import STALE
+from grpo_sweeps.tracking.status import ENDED, RunStatus, StatusWriter, process_started, write_status
 from grpo_sweeps.types import ConfigError
 
 __all__ = ["CONFIG_FILE", "LOCK_FILE", "LOG_FILE", "RunResult", "Signals", "execute", "result_of"]
 
 CONFIG_FILE, LOG_FILE = "config.yaml", "log.txt"
 INTERRUPTED = "interrupted (Ctrl-C or SIGTERM)"
+STALE_STATE = "stale"  # of a result: interrupted, by a start that would have been made by something else
 ELSEWHERE = "another process is running this run"
 TRACEBACK_LINES = 40  # of a failure, kept in status.json
 
@@ -34,7 +37,8 @@ TRACEBACK_LINES = 40  # of a failure, kept in status.json
 @dataclass(frozen=True)
 class RunResult:
     """How a run ended. `state` is that of its status, or "running" where another process holds the run and this one
-    left it alone. `config_error` tells a configuration that could not be used from a failure."""
+    left it alone, or "stale" where something else would make it now. `config_error` tells a configuration that could
+    not be used, and a stale run, from a failure."""
 
     identity: str
     name: str
@@ -117,6 +121,12 @@ def _execute(config: RunConfig, run_dir: Path, name: str, command: str, signals:
             return _result(run_dir, replace(status, step=step, error=ELSEWHERE))
         if previous and previous.state == "finished" and previous.step >= config.trainer.steps:
             return _result(run_dir, previous)
+        origin = Origin(config, run_dir, command)
+        if changed := origin.start():
+            refused = replace(previous or status, state="interrupted", ended=time.time(), error=changed)
+            write_status(run_dir, refused)
+            say(f"{name}: {changed}")
+            return _result(run_dir, refused)
         status = replace(
             status, commit=provenance.commit(), dirty=provenance.dirty(), versions=provenance.versions(),
             step=step, notes=previous.notes if previous else [],
@@ -125,8 +135,8 @@ def _execute(config: RunConfig, run_dir: Path, name: str, command: str, signals:
         result = None
         try:
             with _logged_to(run_dir / LOG_FILE) as log, StatusWriter(run_dir, status, mine=mine) as writer:
-                _log_start(run_dir, writer, log, command)
-                result = _train(config, run_dir, writer, log, _Ears(signals, stops, mine))
+                _log_start(writer, log, origin)
+                result = _train(config, run_dir, writer, log, _Ears(signals, stops, mine, origin))
         except OSError as error:
             if result is None or result.ok:  # its status says nothing, or not the truth
                 raise
@@ -136,18 +146,19 @@ def _execute(config: RunConfig, run_dir: Path, name: str, command: str, signals:
 
 @dataclass(frozen=True)
 class _Ears:
-    """Everything that may end a run from outside."""
+    """Everything that may end a run from outside, and what makes it."""
 
     signals: Signals
     stops: Stops
     mine: Mine
+    origin: Origin
 
 
-def _log_start(run_dir: Path, writer: StatusWriter, log: logging.Logger, command: str) -> None:
+def _log_start(writer: StatusWriter, log: logging.Logger, origin: Origin) -> None:
     """Write the log's first line, and a note where the code is no longer what was submitted."""
     status = writer.status
     log.info("run %s (%s) starts on %s, process %d", status.identity, status.name, status.host, os.getpid())
-    for sentence in provenance.since_submission(run_dir, command):
+    for sentence in origin.write():
         log.info("%s", sentence)
         writer.note(sentence)
 
@@ -160,6 +171,10 @@ def _train(config: RunConfig, run_dir: Path, writer: StatusWriter, log: logging.
     except NotOurs:
         say(f"{writer.status.name}: {ELSEWHERE}; this one has stopped")
         return _result(run_dir, replace(writer.status, state="running", error=ELSEWHERE))
+    except Stale as changed:
+        log.info("%s", changed)
+        say(f"{writer.status.name}: {changed}")
+        _note(writer, state="interrupted", ended=time.time(), error=str(changed))
     except KeyboardInterrupt:
         log.info("interrupted")
         _note(writer, state="interrupted", ended=time.time(), error=INTERRUPTED)
@@ -186,7 +201,8 @@ def _train(config: RunConfig, run_dir: Path, writer: StatusWriter, log: logging.
         log.info("finished")
         done = max(config.trainer.steps, writer.status.step)
         writer.update(state="finished", ended=time.time(), step=done, error=None)
-    return replace(_result(run_dir, writer.status), config_error=config_error)
+    result = _result(run_dir, writer.status)
+    return replace(result, config_error=config_error or result.config_error)
 
 
 def _loop(config: RunConfig, run_dir: Path, writer: StatusWriter, log: logging.Logger, ears: _Ears) -> None:
@@ -226,7 +242,7 @@ def _loop(config: RunConfig, run_dir: Path, writer: StatusWriter, log: logging.L
         log.info("%s", sentence)
 
     try:
-        watch = Watch(begin, step, stop, note, guard, doing)
+        watch = Watch(begin, step, stop, note, guard, doing, ears.origin.loaded)
         train(config, run_dir, watch, writer.status.name)
     except Stopped:
         log.info("stopped after step %d (%s)", writer.status.step, ears.stops.cause or "asked to")
@@ -255,7 +271,11 @@ def result_of(run_dir: Path) -> RunResult | None:
 
 
 def _result(run_dir: Path, status: RunStatus) -> RunResult:
-    return RunResult(status.identity, status.name, status.state, str(run_dir), status.step, status.total, status.error)
+    stale = status.state == "interrupted" and (status.error or "").startswith(STALE)
+    state = STALE_STATE if stale else status.state
+    return RunResult(
+        status.identity, status.name, state, str(run_dir), status.step, status.total, status.error, config_error=stale
+    )  # fmt: skip
 
 
 def _reason(error: BaseException) -> str:

@@ -29,6 +29,7 @@ from grpo_sweeps.sweep.execute import RunResult, Signals, execute
 from grpo_sweeps.sweep.identity import display_names, identity, is_irrelevant
 from grpo_sweeps.sweep.ledger import Decision, status_or_none
 from grpo_sweeps.sweep.opening import Opening
+from grpo_sweeps.sweep.origin import Origins
 from grpo_sweeps.sweep.plan import Plan, PlannedRun, grid
 from grpo_sweeps.tracking import provenance
 from grpo_sweeps.tracking.tracker import BUILT_IN, load
@@ -83,6 +84,7 @@ def plan(
         run_id = identity(config)
         run_dir = paths.run_dir(config.runs_dir, config.sweep, run_id)
         runs.append(PlannedRun(config, run_id, name, run_dir, Decision("start", "new")))
+    runs, origins = _with_origins(runs)
     dry = bool(composed[0].get("dry_run"))
     identities = tuple(identity(config) for config in configs)
     made = Plan(tuple(runs), identities, dry, command, tuple(notes), redo, wait).decided()
@@ -95,8 +97,18 @@ def plan(
         return replace(made, notes=(*made.notes, *found.problems, *found.notes))
     if found.problems:
         raise ConfigError(found.problems[0])
-    check_tasks(due)
-    return replace(made, notes=(*made.notes, *found.notes))
+    check_tasks(due, origins.tasks)
+    known = [replace(run, made_by=origins.of(run.config, data=True)) if run in made.due else run for run in made.runs]
+    return replace(made, runs=tuple(known), notes=(*made.notes, *found.notes))
+
+
+def _with_origins(runs: Sequence[PlannedRun]) -> tuple[list[PlannedRun], Origins]:
+    """The runs with what would make them now. Problems are loaded only where a record has others to compare with."""
+    records = {run.identity: provenance.read_made_by(run.run_dir) for run in runs}
+    origins = Origins(made_by.code for made_by in records.values() if made_by.known)
+    return [
+        replace(run, made_by=origins.of(run.config, data=bool(records[run.identity].data))) for run in runs
+    ], origins
 
 
 def launch(
@@ -119,6 +131,7 @@ def launch(
         _prepare_store(plan)
     with Opening(plan) as opening:
         plan = opening.plan
+        plan.refuse_changed()
         _print_plan(plan)
         results = {run.identity: _not_started(run) for run in plan.runs}
         for run in plan.due:
@@ -246,7 +259,8 @@ def _not_started(run: PlannedRun) -> RunResult:
     why = run.decision.why
     if why == "finished":
         return RunResult(run.identity, run.name, "finished", str(run.run_dir), step, total)
-    if why in ("failed", "stale"):
+    if why in ("failed", "stale", "changed"):
+        why = "stale" if why == "changed" else why
         return RunResult(run.identity, run.name, why, str(run.run_dir), step, total, run.decision.reason)
     state = "running" if why == "alive" and status and status.state == "running" else "queued"
     return RunResult(run.identity, run.name, state, str(run.run_dir), step, total)

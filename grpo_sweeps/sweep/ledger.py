@@ -4,13 +4,16 @@
 |---|---|
 | nothing, or something that made no step | start |
 | queued or running: a living process, or a job that SLURM's queue knows | skip |
-| finished, with as many steps as are asked for | skip |
-| finished with fewer, interrupted or killed, by the same commit | continue from the last checkpoint |
-| the same by another commit (stale) | skip, and say so |
+| made a step, by other functions of the user's own, data or weights than now (changed) | refuse the command |
+| finished, with as many steps as are asked for | skip; where other code of the package made it, say so |
+| finished with fewer, interrupted or killed, by the same code | continue from the last checkpoint |
+| the same by other code of the package (stale) | skip, and say so |
 | failed | skip, and say so |
-| records without a status that can be read | skip, and say so |
+| records without a status that can be read, or of another run | skip, and say so |
 
-`redo` makes runs afresh: `failed` those that failed or whose status is lost, `stale` those made by another commit,
+What made a run is told by digests (`tracking/made_by.py`). A record without them is told by its commit alone.
+
+`redo` makes runs afresh: `failed` those that failed or whose status is lost, `stale` those made by something else,
 `all` every one that is not alive. The folder that is replaced is moved aside, not deleted.
 """
 
@@ -23,13 +26,17 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
+from grpo_sweeps.sweep.origin import told_apart
 from grpo_sweeps.sweep.queue import Answer, Queue, main_id, noted_jobs
+from grpo_sweeps.tracking import provenance
 from grpo_sweeps.tracking.lines import METRICS
-from grpo_sweeps.tracking.status import RecordError, RunStatus, process_lives, process_started, read_status
+from grpo_sweeps.tracking.made_by import REMEDY, STALE, UNKNOWN, MadeBy, changes, other_code
+from grpo_sweeps.tracking.status import RecordError, RunStatus, another, process_lives, process_started, read_status
 
 Action = Literal["skip", "start", "continue", "redo"]
-Why = Literal["", "alive", "finished", "failed", "stale"]  # why a run is skipped
+Why = Literal["", "alive", "finished", "failed", "stale", "changed"]  # why a run is skipped
 REPLACED = ".replaced"
+CHECKPOINTS = "checkpoints"
 QUEUE = Queue()  # one per process, so that all its questions share one call of squeue
 
 
@@ -50,8 +57,16 @@ def status_or_none(run_dir: Path) -> RunStatus | None:
         return None
 
 
-def decide(run_dir: Path, steps: int, redo: str | None, commit: str | None, queue: Queue | None = None) -> Decision:
-    """Compare what is asked for (`steps` updates, `redo`) with the run's status."""
+def decide(
+    run_dir: Path,
+    steps: int,
+    redo: str | None,
+    commit: str | None,
+    queue: Queue | None = None,
+    made_by: MadeBy = UNKNOWN,
+) -> Decision:
+    """Compare what is asked for (`steps` updates, `redo`) with the run's status, and `made_by`, what would make the run
+    now, with its record."""
     try:
         status = read_status(run_dir)
     except RecordError as error:
@@ -60,24 +75,55 @@ def decide(run_dir: Path, steps: int, redo: str | None, commit: str | None, queu
     if life:
         state = "running" if status.state == "running" and not status.stale() else "queued"
         return Decision("skip", f"{state} already ({life})", "alive")
-    other_commit = status.commit != commit
+    if other := another(run_dir, status):
+        if redo == "all":
+            return Decision("redo", f"held the record of run {other}")
+        return Decision(
+            "skip", f"its folder holds the record of run {other}, a copy; redo=all makes this run afresh", "failed"
+        )
     at = f"{status.state} at step {status.step}"
-    by = f" by another commit ({(status.commit or 'unknown')[:7]})" if other_commit else ""
-    if redo == "all" or (redo == "failed" and status.state == "failed") or (redo == "stale" and other_commit):
-        return Decision("redo", f"was {at}{by}")
+    made = _made(run_dir, status, commit, made_by)
+    stale = bool(made.by or made.changed)
+    if redo == "all" or (redo == "failed" and status.state == "failed") or (redo == "stale" and stale):
+        return Decision("redo", f"was {at}{made.by}")
     if status.state == "failed":
         return Decision("skip", f"{at}: {status.error or 'no reason recorded'}; redo=failed runs it again", "failed")
-    if status.state == "finished":
-        if status.step >= steps:
-            return Decision("skip", f"finished already ({status.step} steps)", "finished")
-        if other_commit:
-            return Decision("skip", f"stale: {at} of {status.total}{by}; redo=stale makes it afresh", "stale")
-        return Decision("continue", f"was {at} of {status.total}")
-    if status.step == 0:
+    begun = status.step > 0 or status.state == "finished" or _has_checkpoint(run_dir)
+    if made.changed and begun:
+        return Decision("skip", f"{STALE}{at}, and since then {made.changed}; {REMEDY}", "changed")
+    if status.state == "finished" and status.step >= steps:
+        return Decision("skip", f"finished already ({status.step} steps){made.told}", "finished")
+    if not begun:
         return Decision("start", f"was {status.state} before its first step")
-    if other_commit:
-        return Decision("skip", f"stale: {at} of {status.total}{by}; redo=stale makes it afresh", "stale")
+    if made.by:
+        return Decision("skip", f"{STALE}{at} of {status.total}{made.by}; {REMEDY}", "stale")
     return Decision("continue", f"was {at} of {status.total}")
+
+
+def _has_checkpoint(run_dir: Path) -> bool:
+    """True for a run that goes on from a step, whatever its status says: that is written at most once a second."""
+    return next((run_dir / CHECKPOINTS).glob("step_*"), None) is not None
+
+
+@dataclass(frozen=True)
+class _Made:
+    """by: " by other code ..." where the package's code, or without digests the commit, differs. told: the same for a
+    finished run; only where it is certain. changed: how the rest differs."""
+
+    by: str
+    told: str
+    changed: str
+
+
+def _made(run_dir: Path, status: RunStatus, commit: str | None, now: MadeBy) -> _Made:
+    before = provenance.read(run_dir) or provenance.Source()
+    changed = "; ".join(changes(before.made_by, now))
+    other = other_code(before.made_by, now)
+    if other is None:
+        by = f" by another commit ({(status.commit or 'unknown')[:7]})" if status.commit != commit else ""
+        return _Made(by, "", changed)
+    by = f" by other code of the package ({told_apart(before, now, commit)})" if other else ""
+    return _Made(by, f",{by}" if by else "", changed)
 
 
 def _without_status(run_dir: Path, problem: str, redo: str | None) -> Decision:

@@ -17,7 +17,7 @@ from grpo_sweeps.sweep.ledger import ask_queue, job_of, where_alive
 from grpo_sweeps.sweep.queue import noted_jobs
 from grpo_sweeps.tracking.lines import METRICS, RECOMPUTED, last_lines, median_of, step_seconds
 from grpo_sweeps.tracking.status import FILE_NAME as STATUS
-from grpo_sweeps.tracking.status import RecordError, RunStatus, read_status
+from grpo_sweeps.tracking.status import RecordError, RunStatus, copied, read_status
 
 PACE_STEPS = 10
 
@@ -86,6 +86,8 @@ def _row(run_dir: Path, jobs: frozenset[str]) -> Row:
         return Row(
             run_dir.parent.name, run_dir.name, run_dir.name, "unreadable", error=str(error), log=log, damage=str(error)
         )
+    if sentence := copied(run_dir, status):
+        return Row(run_dir.parent.name, run_dir.name, run_dir.name, "copy", error=sentence, log=log, damage=sentence)
     state, error_text = _state(status, jobs)
     lines, damage = last_lines(run_dir / METRICS)
     steps = _by_step(lines)

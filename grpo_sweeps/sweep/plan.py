@@ -19,8 +19,10 @@ from grpo_sweeps.cli import aligned, count
 from grpo_sweeps.config import RunConfig, to_mapping
 from grpo_sweeps.sweep.execute import CONFIG_FILE
 from grpo_sweeps.sweep.ledger import Decision, ask_queue, decide, status_or_none
+from grpo_sweeps.sweep.origin import Stale
 from grpo_sweeps.tracking import provenance
 from grpo_sweeps.tracking.lines import METRICS, last_lines, step_seconds
+from grpo_sweeps.tracking.made_by import UNKNOWN, MadeBy
 
 LAST_STEPS = 50
 HEADER = ("run", "identity", "action", "steps to do", "takes", "s/step", "hours", "GPU-hours", "why")
@@ -35,6 +37,7 @@ class PlannedRun:
     name: str
     run_dir: Path
     decision: Decision
+    made_by: MadeBy = UNKNOWN  # what would make it now
 
     @property
     def frozen(self) -> dict[str, Any]:
@@ -68,9 +71,20 @@ class Plan:
         commit = provenance.commit()
         ask_queue(run.run_dir for run in self.runs)
         runs = [
-            replace(run, decision=decide(run.run_dir, run.config.trainer.steps, self.redo, commit)) for run in self.runs
+            replace(run, decision=decide(run.run_dir, run.config.trainer.steps, self.redo, commit, made_by=run.made_by))
+            for run in self.runs
         ]
         return replace(self, runs=tuple(runs))
+
+    def refuse_changed(self) -> None:
+        """Raise Stale where something else than made its records would make a run, which nobody may mix unasked: then
+        nothing of the command is started."""
+        changed = [run for run in self.runs if run.decision.why == "changed"]
+        if not changed:
+            return
+        first, more = changed[0], len(changed) - 1
+        others = f" (and {count(more)} more)" if more else ""
+        raise Stale(f"{first.name}{others}, {first.run_dir}: {first.decision.reason}")
 
 
 def grid(plan: Plan, params: Mapping[str, Any]) -> list[str]:

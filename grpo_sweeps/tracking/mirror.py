@@ -21,7 +21,7 @@ from typing import Any, TextIO
 
 import grpo_sweeps
 from grpo_sweeps.config import TrackingConfig
-from grpo_sweeps.tracking.provenance import redact
+from grpo_sweeps.tracking.provenance import mixed_in, redact
 from grpo_sweeps.tracking.tracker import (
     BUILT_IN,
     LOCAL,
@@ -319,8 +319,8 @@ def sync(sweep_dir: Path, tracking: TrackingConfig, only: str | None = None, goi
     if copied is None:
         print(f"{name}: another process has been copying to {tracker.place} for a minute; try again.", file=sys.stderr)
         return 1
-    for problem in copied.problems:
-        print(problem, file=sys.stderr)
+    for sentence in (*copied.problems, *(f"{name}: {sentence}" for sentence in mixed_in(sweep_dir))):
+        print(sentence, file=sys.stderr)
     print(f"{name}: {copied.runs} runs, {copied.points} points and {copied.artifacts} files new -> {tracker.place}")
     return 1 if copied.problems or problems else 0
 

@@ -39,7 +39,7 @@ from grpo_sweeps.tracking.local import CONFIG, read_config, record_tables
 from grpo_sweeps.tracking.mlflow_store import PARAM_LIMIT, Point, Store, clean_key, stored_value
 from grpo_sweeps.tracking.provenance import redact
 from grpo_sweeps.tracking.recompute import recomputed_note
-from grpo_sweeps.tracking.status import ENDED, RunStatus, read_status
+from grpo_sweeps.tracking.status import ENDED, RunStatus, copied, read_status
 from grpo_sweeps.tracking.tracker import Copied
 
 FILE_NAME = "mlflow.json"
@@ -402,6 +402,9 @@ def read_statuses(sweep_dir: Path, only: str | None = None) -> tuple[list[tuple[
             status = read_status(folder)
         except ValueError as error:
             problems.append(str(error))
+            continue
+        if sentence := copied(folder, status):
+            problems.append(sentence)
             continue
         # Where the folder lies decides: a status written by hand or copied may name another sweep.
         status = replace(status, sweep=sweep_dir.name, identity=status.identity or folder.name)

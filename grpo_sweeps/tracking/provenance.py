@@ -2,9 +2,10 @@
 but SLURM's job id, and no passwords: an address of the form scheme://user:password@host loses both.
 
 The source that a run is submitted from (`Source`) is written at submission and compared when the run starts: a job may
-wait for days, and it imports what the folder holds when it starts.
+wait for days, and it imports what the folder holds when it starts. `made_by` holds the digests that decide whether
+something else would make the run now (see `made_by.py`); commit, diff and versions are for people.
 
-    source.json    {"commit", "dirty", "diff_sha256", "versions", "packages", "command", "time"}
+    source.json    {"commit", "dirty", "diff_sha256", "versions", "packages", "command", "time", "made_by"}
     source.diff    the uncommitted changes of tracked files, redacted, at most 1 MiB; none where there are none
 """
 
@@ -27,6 +28,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
 from grpo_sweeps.files import write_text
+from grpo_sweeps.tracking.made_by import UNKNOWN, MadeBy, from_json, mixed
 
 PACKAGES = (
     "grpo_sweeps",
@@ -150,16 +152,17 @@ class Source:
     packages: dict[str, str] = field(default_factory=dict)  # all installed ones
     command: str = ""
     time: float = 0.0
+    made_by: MadeBy = UNKNOWN
 
 
-def snapshot(command: str = "") -> Source:
+def snapshot(command: str = "", made_by: MadeBy = UNKNOWN) -> Source:
     """The source of this process, now. Needs git only to know commit and diff."""
     whole = diff() or ""
     digest = hashlib.sha256(whole.encode("utf-8", "surrogateescape")).hexdigest() if whole else ""
     kept = redact(whole[:MOST_DIFF])
     if len(whole) > MOST_DIFF:
         kept += f"\n(cut: the whole diff has {len(whole)} characters)\n"
-    return Source(commit(), dirty(), kept, digest, versions(), packages(), redact(command), time.time())
+    return Source(commit(), dirty(), kept, digest, versions(), packages(), redact(command), time.time(), made_by)
 
 
 @functools.cache
@@ -186,15 +189,47 @@ def read(run_dir: Path) -> Source | None:
         content = json.loads((run_dir / SOURCE_JSON).read_text(encoding="utf-8"))
         path = run_dir / SOURCE_DIFF
         diff = path.read_text(encoding="utf-8", errors="replace") if path.exists() else ""
-        return Source(**{**content, "diff": diff})
-    except (OSError, ValueError, TypeError):  # missing, damaged, or of another version
+        return Source(**{**content, "diff": diff, "made_by": from_json(content.get("made_by"))})
+    except (OSError, ValueError, TypeError, AttributeError):  # missing, damaged, or of another version
         return None
 
 
-def since_submission(run_dir: Path, command: str = "") -> list[str]:
+def read_made_by(run_dir: Path) -> MadeBy:
+    """The digests of what made a run; nothing known where it does not say."""
+    try:
+        content = json.loads((run_dir / SOURCE_JSON).read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return UNKNOWN
+    return from_json(content.get("made_by")) if isinstance(content, dict) else UNKNOWN
+
+
+def mixed_in(sweep_dir: Path) -> list[str]:
+    """What several versions of made runs of a sweep, one sentence each; see `made_by.mixed`."""
+    import yaml
+
+    runs = []
+    for path in sorted(sweep_dir.glob(f"[!.]*/{SOURCE_JSON}")):
+        made_by = read_made_by(path.parent)
+        if made_by.known:
+            runs.append((path.parent, made_by))
+    parts = {json.dumps([one.functions, one.data, one.weights], sort_keys=True) for _, one in runs}
+    if len(parts) < 2:
+        return []
+    found = []
+    for run_dir, made_by in runs:
+        try:
+            config = yaml.safe_load((run_dir / "config.yaml").read_text(encoding="utf-8"))
+        except (OSError, ValueError, yaml.YAMLError):
+            continue
+        if isinstance(config, dict):
+            found.append((run_dir.name, config, made_by))
+    return mixed(found)
+
+
+def since_submission(run_dir: Path, command: str = "", made_by: MadeBy = UNKNOWN) -> list[str]:
     """What has changed since the run was submitted, one sentence each; writes the source where none was written."""
     before = read(run_dir)
-    now = snapshot(command)
+    now = snapshot(command, made_by)
     if before is None:
         write(run_dir, now)
         return []

@@ -72,6 +72,23 @@ class RunStatus:
         return (time.time() if now is None else now) - self.heartbeat > limit
 
 
+def another(run_dir: Path, status: RunStatus) -> str:
+    """The identity of the run whose record a folder holds where that is not the folder's own; "" where it is."""
+    mine = status.identity in ("", run_dir.name)
+    return "" if mine else status.identity
+
+
+def copied(run_dir: Path, status: RunStatus) -> str:
+    """A sentence where a folder holds the record of another run, "" otherwise: a copy would be counted twice."""
+    if not (other := another(run_dir, status)):
+        return ""
+    there = f", which is in {other} too" if (run_dir.parent / other / FILE_NAME).is_file() else ""
+    return (
+        f"{run_dir} holds the record of run {other}{there}: a copied or renamed folder is no run and is not counted; "
+        f"name it {other} or move it out of the sweep's folder."
+    )
+
+
 def process_lives(pid: int) -> bool:
     """True when a process of this id runs on this host. A zombie does not."""
     try:

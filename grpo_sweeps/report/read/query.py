@@ -39,7 +39,7 @@ from grpo_sweeps.tracking.local import (
     read_status,
     read_updates,
 )
-from grpo_sweeps.tracking.status import RecordError
+from grpo_sweeps.tracking.status import RecordError, copied
 from grpo_sweeps.types import Completion, EvalRecord, GroupRecord, UpdateRecord
 
 
@@ -195,8 +195,11 @@ def load_sweep(name: str | None = None, runs_dir: str | Path = "runs", keep_part
         try:
             configs[run_dir.name] = _read_config(run_dir)
             statuses[run_dir.name] = _read_state(run_dir, configs[run_dir.name])
+            if sentence := copied(run_dir, statuses[run_dir.name]):
+                raise RecordError(sentence)
         except (OSError, ValueError, TypeError) as error:  # RecordError is a ValueError
             configs.pop(run_dir.name, None)
+            statuses.pop(run_dir.name, None)
             notes.append(f"Run {run_dir.name} was left out: {error}")
     waiting = _without_config(path, notes)
     if not configs and waiting:
