@@ -19,8 +19,9 @@ from grpo_sweeps.sweep.identity import identity
 from grpo_sweeps.sweep.ledger import status_or_none
 from grpo_sweeps.sweep.signals import Stops
 from grpo_sweeps.tracking import provenance
+from grpo_sweeps.tracking.glance import NotWhole
 from grpo_sweeps.tracking.locks import LOCK_FILE, Mine, NotOurs, only_writer
-from grpo_sweeps.tracking.status import ENDED, RunStatus, StatusWriter, process_started
+from grpo_sweeps.tracking.status import ENDED, RunStatus, State, StatusWriter, process_started
 from grpo_sweeps.types import ConfigError
 
 __all__ = ["CONFIG_FILE", "LOCK_FILE", "LOG_FILE", "RunResult", "Signals", "execute", "result_of"]
@@ -163,6 +164,12 @@ def _train(config: RunConfig, run_dir: Path, writer: StatusWriter, log: logging.
     except KeyboardInterrupt:
         log.info("interrupted")
         _note(writer, state="interrupted", ended=time.time(), error=INTERRUPTED)
+    except NotWhole as error:
+        # Before training nothing has been touched: once what is missing is back, the run can go on.
+        log.error("%s", error)
+        state: State = "failed" if error.trained else "interrupted"
+        _note(writer, state=state, ended=time.time(), error=str(error))
+        return replace(_result(run_dir, writer.status), state="failed")
     except (Exception, SystemExit) as error:  # SystemExit: a function of the user's own may call sys.exit
         if isinstance(error, SystemExit) and ears.signals.requeued():
             log.info("stopped by a signal; the job is queued again")

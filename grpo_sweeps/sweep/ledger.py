@@ -7,11 +7,11 @@
 | finished, with as many steps as are asked for | skip |
 | finished with fewer, interrupted or killed, by the same commit | continue from the last checkpoint |
 | the same by another commit (stale) | skip, and say so |
-| failed | skip, and say so |
-| records without a status that can be read | skip, and say so |
+| failed, or a record that is not whole, or no checkpoint left to continue from | skip, and say so |
+| records without a status that can be read | as the status says that is recovered from them, else skip and say so |
 
-`redo` makes runs afresh: `failed` those that failed or whose status is lost, `stale` those made by another commit,
-`all` every one that is not alive. The folder that is replaced is moved aside, not deleted.
+`redo` makes runs afresh: `failed` those that failed, whose status is lost or whose record is not whole, `stale` those
+made by another commit, `all` every one that is not alive. The folder that is replaced is moved aside, not deleted.
 """
 
 from __future__ import annotations
@@ -24,7 +24,10 @@ from pathlib import Path
 from typing import Literal
 
 from grpo_sweeps.sweep.queue import Answer, Queue, main_id, noted_jobs
+from grpo_sweeps.tracking.glance import AFRESH, glance, in_words, lost_checkpoints
 from grpo_sweeps.tracking.lines import METRICS
+from grpo_sweeps.tracking.seal import Seal
+from grpo_sweeps.tracking.seal import read as read_seal
 from grpo_sweeps.tracking.status import RecordError, RunStatus, process_lives, process_started, read_status
 
 Action = Literal["skip", "start", "continue", "redo"]
@@ -50,6 +53,14 @@ def status_or_none(run_dir: Path) -> RunStatus | None:
         return None
 
 
+def seal_or_none(run_dir: Path) -> Seal | None:
+    """What the run's record held at its last checkpoint; None where that cannot be read."""
+    try:
+        return read_seal(run_dir)
+    except RecordError:
+        return None
+
+
 def decide(run_dir: Path, steps: int, redo: str | None, commit: str | None, queue: Queue | None = None) -> Decision:
     """Compare what is asked for (`steps` updates, `redo`) with the run's status."""
     try:
@@ -60,11 +71,22 @@ def decide(run_dir: Path, steps: int, redo: str | None, commit: str | None, queu
     if life:
         state = "running" if status.state == "running" and not status.stale() else "queued"
         return Decision("skip", f"{state} already ({life})", "alive")
+    return _of_status(run_dir, status, steps, redo, commit)
+
+
+def _of_status(run_dir: Path, status: RunStatus, steps: int, redo: str | None, commit: str | None) -> Decision:
+    """The decision for a run that is not alive."""
     other_commit = status.commit != commit
+    lacking = [] if status.state == "failed" else glance(run_dir, status)
+    if status.state == "finished" and status.step < steps:
+        lacking = lacking or lost_checkpoints(status.name, run_dir, status, seal_or_none(run_dir))
     at = f"{status.state} at step {status.step}"
     by = f" by another commit ({(status.commit or 'unknown')[:7]})" if other_commit else ""
-    if redo == "all" or (redo == "failed" and status.state == "failed") or (redo == "stale" and other_commit):
+    bad = status.state == "failed" or bool(lacking)
+    if redo == "all" or (redo == "failed" and bad) or (redo == "stale" and other_commit):
         return Decision("redo", f"was {at}{by}")
+    if lacking:
+        return Decision("skip", f"{at}, but its record is not whole: {in_words(lacking)}; {AFRESH}", "failed")
     if status.state == "failed":
         return Decision("skip", f"{at}: {status.error or 'no reason recorded'}; redo=failed runs it again", "failed")
     if status.state == "finished":
