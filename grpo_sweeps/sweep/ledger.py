@@ -19,11 +19,12 @@ from __future__ import annotations
 import socket
 import time
 from collections.abc import Container, Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Literal
 
 from grpo_sweeps.sweep.queue import Answer, Queue, main_id, noted_jobs
+from grpo_sweeps.sweep.recover import recovered
 from grpo_sweeps.tracking.glance import AFRESH, glance, in_words, lost_checkpoints
 from grpo_sweeps.tracking.lines import METRICS
 from grpo_sweeps.tracking.seal import Seal
@@ -66,7 +67,7 @@ def decide(run_dir: Path, steps: int, redo: str | None, commit: str | None, queu
     try:
         status = read_status(run_dir)
     except RecordError as error:
-        return _without_status(run_dir, str(error).rstrip("."), redo)
+        return _without_status(run_dir, steps, str(error).rstrip("."), redo, commit)
     life = where_alive(status, noted_jobs(run_dir.parent), queue)
     if life:
         state = "running" if status.state == "running" and not status.stale() else "queued"
@@ -102,12 +103,18 @@ def _of_status(run_dir: Path, status: RunStatus, steps: int, redo: str | None, c
     return Decision("continue", f"was {at} of {status.total}")
 
 
-def _without_status(run_dir: Path, problem: str, redo: str | None) -> Decision:
-    """The decision for a run whose status is lost: who made its records, and how far, is unknown, so none are added."""
+def _without_status(run_dir: Path, steps: int, problem: str, redo: str | None, commit: str | None) -> Decision:
+    """The decision for a run whose status is lost: by its records, where they say who made them and how far; else none
+    are added to them."""
     records = run_dir / METRICS
     if not records.exists() or not records.stat().st_size:
         return Decision("start", "new")
-    if redo in ("all", "failed"):
+    if redo == "all":
+        return Decision("redo", f"has records, but {problem}")
+    if (status := recovered(run_dir)) is not None:  # the opening of the sweep writes it
+        found = _of_status(run_dir, status, steps, redo, commit)
+        return replace(found, reason=f"its status was lost, and its records say: {found.reason}")
+    if redo == "failed":
         return Decision("redo", f"has records, but {problem}")
     return Decision("skip", f"has records, but {problem}; redo=failed makes it afresh", "failed")
 

@@ -17,10 +17,12 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
+from grpo_sweeps.cli import say
 from grpo_sweeps.files import write_text
 from grpo_sweeps.sweep.execute import CONFIG_FILE, as_yaml
 from grpo_sweeps.sweep.ledger import set_aside, status_or_none
 from grpo_sweeps.sweep.plan import Plan, PlannedRun
+from grpo_sweeps.sweep.recover import NOTE, recover
 from grpo_sweeps.tracking import provenance
 from grpo_sweeps.tracking.locks import locked
 from grpo_sweeps.tracking.status import FILE_NAME, RunStatus, process_started, write_status
@@ -51,7 +53,11 @@ class Opening:
         self._source: provenance.Source | None = None  # the same for all runs of a command
 
     def __enter__(self) -> Opening:
-        """Take the lock and decide again. Raises ConfigError where another command holds it."""
+        """Make lost statuses again, take the lock and decide again. Raises ConfigError where another command holds it."""
+        if not self.plan.dry_run and self.plan.redo != "all":
+            for run in self.plan.runs:
+                if recover(run.run_dir):
+                    say(f"{run.name}: {NOTE} ({run.run_dir})")
         if not self.plan.due:
             return self
         folder, config = self.plan.folder, self.plan.runs[0].config

@@ -64,6 +64,8 @@ def _examine(
     except RecordError as error:
         status = None
         found.append(Finding(run, STATUS, "whole", "gone or damaged", _after_path(error)))
+    if status is not None and status.state == "queued" and not status.step:
+        return []  # it has not begun
     if status is not None and status.identity not in ("", run_dir.name):
         found.append(Finding(run, STATUS, run_dir.name, status.identity, f"is of the run {status.identity}"))
     config, faults = _config(run, run_dir)
