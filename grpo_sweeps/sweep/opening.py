@@ -53,7 +53,7 @@ class Opening:
         self._source: provenance.Source | None = None  # the same for all runs of a command
 
     def __enter__(self) -> Opening:
-        """Make lost statuses again, take the lock and decide again. Raises ConfigError where another command holds it."""
+        """Recover lost statuses, take the lock and decide again. Raises ConfigError where another command holds it."""
         if not self.plan.dry_run and self.plan.redo != "all":
             for run in self.plan.runs:
                 if recover(run.run_dir):

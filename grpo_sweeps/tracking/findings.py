@@ -23,7 +23,7 @@ from grpo_sweeps.tracking.glance import (
     says_otherwise,
 )
 from grpo_sweeps.tracking.glance import steps_in_words as words
-from grpo_sweeps.tracking.holdings import Fault, Held, hold
+from grpo_sweeps.tracking.holdings import SAME, Fault, Held, hold
 from grpo_sweeps.tracking.lines import METRICS
 from grpo_sweeps.tracking.local import CONFIG, read_config
 from grpo_sweeps.tracking.seal import FOLDERS, Seal
@@ -153,7 +153,7 @@ def _of_status(
         found.append(Finding(run, STATUS, f"{asked} steps", f"{status.step} steps", text))
     if not isinstance(asked, int):
         return found  # too little is known of what it should hold
-    if finished and reached > status.step and seal is not None:
+    if not alive and (status.step > max(held.trained, default=-1) + 1 or (finished and reached > status.step)):
         found.append(says_otherwise(run, status, reached))
     steps = reached if alive else max(status.step, _reached(held, seal)) if not finished else status.step
     found += _steps(run, expected(config, seal, steps, finished), held)
@@ -185,10 +185,23 @@ def _steps(run: str, want: Expected, held: Held) -> list[Finding]:
         count = sum(held.bare.values())
         found.append(_lacks(run, "grams/", "a Gram per measured group", f"{count} without", "Grams of", bare))
     for name, wanted, what in (("completions", want.completions, "completions"), ("updates", want.updates, "records")):
-        if wanted and (lost := [step for step, rows in wanted.items() if held.count(name, step) < rows]):
+        if wanted and (lost := [step for step, rows in wanted.items() if held.count(name, step) != rows]):
             have = sum(held.count(name, step) for step in wanted)
             found.append(_lacks(run, f"{name}/", f"{sum(wanted.values())} {what}", have, f"{what} of", lost))
-    return [*found, *_evaluations(run, want, held)]
+    return [*found, *_evaluations(run, want, held), *(_agreement(run, held) if want.updates is not None else ())]
+
+
+def _agreement(run: str, held: Held) -> list[Finding]:
+    """Whether records and lines of metrics are of the same run, where no seal says so."""
+    found = []
+    for folder, (metric, *_) in SAME.items():
+        if steps := held.differing(folder):
+            text = f"holds other records of {words(steps)} than {metric} in {METRICS} was made from"
+            found.append(Finding(run, f"{folder}/", "as logged", "others", text))
+    if steps := held.strangers():
+        text = f"holds completions of groups that {words(steps)} did not have"
+        found.append(Finding(run, "completions/", "of the groups in grams/", "others", text))
+    return found
 
 
 def _evaluations(run: str, want: Expected, held: Held) -> list[Finding]:

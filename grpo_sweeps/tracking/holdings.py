@@ -6,6 +6,8 @@ read; of any other one every page, against its checksum where it has one.
 
 from __future__ import annotations
 
+import math
+import statistics
 import warnings
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -17,10 +19,17 @@ import pyarrow as pa
 from grpo_sweeps.tracking import seal as seals
 from grpo_sweeps.tracking.checkpoints import HeldCheckpoint, checkpoints
 from grpo_sweeps.tracking.journal import JOURNAL, Journal
-from grpo_sweeps.tracking.lines import METRICS, line_fault, parsed
+from grpo_sweeps.tracking.lines import METRICS, line_fault, number_from_json, parsed
 from grpo_sweeps.tracking.local import journals
 from grpo_sweeps.tracking.seal import Seal
 from grpo_sweeps.tracking.status import RecordError
+
+# folder -> a metric, the column of the records that it is made from, and how
+SAME: dict[str, tuple[str, str, Callable[[list[float]], float]]] = {
+    "grams": ("reward", "rewards", statistics.fmean),
+    "evals": ("eval/accuracy_greedy", "greedy_strict", statistics.fmean),
+    "updates": ("update/norm", "sq_norm", lambda squares: math.sqrt(sum(squares))),
+}
 
 
 @dataclass(frozen=True)
@@ -34,9 +43,15 @@ class Fault:
 
 @dataclass
 class Held:
-    """What is there. rows: by folder and step the keys of its records. bare: by step, groups that lack their Gram."""
+    """What is there. rows: by folder and step the keys of its records. bare: by step, groups that lack their Gram.
+
+    logged: what the lines of metrics say of a step that its records say as well (`SAME`). values: by folder, step and
+    key that number of each record whose file no seal vouches for.
+    """
 
     trained: set[int] = field(default_factory=set)
+    logged: dict[int, dict[str, float]] = field(default_factory=dict)
+    values: dict[str, dict[int, dict[Any, float]]] = field(default_factory=dict)
     evaluated: set[int] = field(default_factory=set)
     rows: dict[str, dict[int, set[Any]]] = field(default_factory=dict)
     bare: dict[int, int] = field(default_factory=dict)
@@ -46,6 +61,26 @@ class Held:
     def count(self, folder: str, step: int) -> int:
         """Records of a step, each once."""
         return len(self.rows.get(folder, {}).get(step, ()))
+
+    def differing(self, folder: str) -> list[int]:
+        """Steps whose records are not those that the line of metrics was made from."""
+        metric, of = SAME[folder][0], SAME[folder][2]
+        found = []
+        for step, values in self.values.get(folder, {}).items():
+            logged = self.logged.get(step, {}).get(metric)
+            if logged is not None and len(values) == self.count(folder, step):
+                same = math.isclose(of(list(values.values())), logged, rel_tol=1e-6, abs_tol=1e-9)
+                found += [] if same or math.isnan(logged) else [step]
+        return sorted(found)
+
+    def strangers(self) -> list[int]:
+        """Steps with completions of a group that the step did not have."""
+        groups = self.rows.get("grams", {})
+        return sorted(
+            step
+            for step, keys in self.rows.get("completions", {}).items()
+            if step in groups and any(key[:2] not in groups[step] for key in keys)
+        )
 
 
 def hold(run_dir: Path, seal: Seal | None, measured: Callable[[int], bool], states: bool = False) -> Held:
@@ -92,10 +127,11 @@ def _metrics(path: Path, held: Held) -> None:
             held.faults.append(Fault(METRICS, "ends in a line that was cut short", torn=True))
         elif fault:
             bad.append(f"line {number + 1}: {fault}")
-        elif "reward" in content:
-            held.trained.add(content["step"])
-        elif any(name.startswith("eval/") for name in content):
-            held.evaluated.add(content["step"])
+        elif line:
+            held.trained |= {content["step"]} if "reward" in content else set()
+            held.evaluated |= {content["step"]} if any(name.startswith("eval/") for name in content) else set()
+            known = {name: number_from_json(content[name]) for name, *_ in SAME.values() if name in content}
+            held.logged.setdefault(content["step"], {}).update(known)
     if bad:
         more = f", and {len(bad) - 1} more" if len(bad) > 1 else ""
         held.faults.append(Fault(METRICS, f"is damaged ({bad[0]}{more})"))
@@ -111,6 +147,7 @@ def _journal(journal: Journal, held: Held, files: dict[str, tuple[int, str]], me
         if whole and name in files:
             held.faults.append(Fault(name, "is not what was written: it was changed since"))
         names = [*journal.key, *(("weights", "gram", "rows") if grams and whole else ())]
+        names += [SAME[folder][1]] if whole and folder in SAME else []
         try:
             for table in journal.scan(path, names, whole):
                 _add(journal, table, held, measured if grams and whole else None)
@@ -137,6 +174,12 @@ def _add(journal: Journal, table: pa.Table, held: Held, measured: Callable[[int]
     columns = [table[name].to_pylist() for name in journal.key]
     for step, *key in zip(*columns, strict=True):
         rows.setdefault(step, set()).add(tuple(key))
+    _, column, _ = SAME.get(journal.folder.name, ("", "", sum))
+    if column in table.column_names:
+        values = held.values.setdefault(journal.folder.name, {})
+        for (step, *key), value in zip(zip(*columns, strict=True), table[column].to_pylist(), strict=True):
+            number = sum(value) / max(1, len(value)) if isinstance(value, list) else float(value)
+            values.setdefault(step, {})[tuple(key)] = number
     if measured is None or not table.num_rows:
         return
     have = table["gram"].is_valid().to_pylist()
