@@ -14,11 +14,11 @@ from typing import Any
 
 from grpo_sweeps.cli import say
 from grpo_sweeps.config import RunConfig, to_mapping
-from grpo_sweeps.files import write_text
 from grpo_sweeps.sweep.identity import identity
 from grpo_sweeps.sweep.ledger import status_or_none
 from grpo_sweeps.sweep.signals import Stops
 from grpo_sweeps.tracking import provenance
+from grpo_sweeps.tracking import seal as seals
 from grpo_sweeps.tracking.glance import NotWhole
 from grpo_sweeps.tracking.locks import LOCK_FILE, Mine, NotOurs, only_writer
 from grpo_sweeps.tracking.status import ENDED, RunStatus, State, StatusWriter, process_started
@@ -122,7 +122,7 @@ def _execute(config: RunConfig, run_dir: Path, name: str, command: str, signals:
             status, commit=provenance.commit(), dirty=provenance.dirty(), versions=provenance.versions(),
             step=step, notes=previous.notes if previous else [],
         )  # fmt: skip
-        write_text(run_dir / CONFIG_FILE, as_yaml(to_mapping(config)))
+        seals.rewrite(run_dir, CONFIG_FILE, as_yaml(to_mapping(config)))
         result = None
         try:
             with _logged_to(run_dir / LOG_FILE) as log, StatusWriter(run_dir, status, mine=mine) as writer:

@@ -24,13 +24,14 @@ from grpo_sweeps.sweep.ledger import set_aside, status_or_none
 from grpo_sweeps.sweep.plan import Plan, PlannedRun
 from grpo_sweeps.sweep.recover import NOTE, recover
 from grpo_sweeps.tracking import provenance
+from grpo_sweeps.tracking import seal as seals
 from grpo_sweeps.tracking.locks import locked
 from grpo_sweeps.tracking.status import FILE_NAME, RunStatus, process_started, write_status
 from grpo_sweeps.types import ConfigError
 
 LOCK_FILE = ".launch.lock"
 LOCK_WAIT_S = 120.0
-WRITTEN = (FILE_NAME, CONFIG_FILE, provenance.SOURCE_JSON, provenance.SOURCE_DIFF)  # at submission
+WRITTEN = (FILE_NAME, CONFIG_FILE, seals.FILE_NAME, provenance.SOURCE_JSON, provenance.SOURCE_DIFF)  # at submission
 
 
 @dataclass(frozen=True)
@@ -95,7 +96,7 @@ class Opening:
             run.run_dir.mkdir(parents=True, exist_ok=True)
             files = {name: _text_or_none(run.run_dir / name) for name in WRITTEN}
             self._before[run.identity] = _Before(files, new, aside)
-            write_text(run.run_dir / CONFIG_FILE, as_yaml(run.frozen))
+            seals.rewrite(run.run_dir, CONFIG_FILE, as_yaml(run.frozen))
             self._source = self._source or provenance.snapshot(self.plan.command)
             provenance.write(run.run_dir, self._source)
             write_status(run.run_dir, _queued(run, self.plan.command))

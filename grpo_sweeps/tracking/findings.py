@@ -7,7 +7,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -75,7 +74,7 @@ def _examine(
         found += _identity(run, run_dir, config, identity_of)
     alive = status is not None and status.state == "running" and not status.stale()
     every, state = _measured(config), status.state if status is not None else "interrupted"
-    held = hold(run_dir, _settled(seal, state), every, states)
+    held = hold(run_dir, seal, every, states)
     found += [_of_fault(run, fault) for fault in held.faults if not (alive and fault.torn)]
     if seal is not None and not alive:
         gone = [name for name in lost_files(run_dir, seal) if name != CONFIG]
@@ -107,13 +106,6 @@ def _seal(run: str, run_dir: Path) -> tuple[Seal | None, list[Finding]]:
         text = f"is of the run {seal.identity}"
         return None, [Finding(run, seals.FILE_NAME, run_dir.name, seal.identity, text)]
     return seal, []
-
-
-def _settled(seal: Seal | None, state: str) -> Seal | None:
-    """The seal without config.yaml where that may have been written since, for a run that is to go on."""
-    if seal is None or state == "finished":
-        return seal
-    return replace(seal, files={name: value for name, value in seal.files.items() if name != CONFIG})
 
 
 def _identity(
@@ -270,8 +262,10 @@ def before_going_on(run_dir: Path, config: Mapping[str, Any], done: int, identit
         if found := lost_checkpoints(name, run_dir, known, seal):
             raise NotWhole(f"{in_words(found)}; {AFRESH}")
         return
-    held = hold(run_dir, None if seal is None else _settled(seal, "queued"), _measured(config))
-    found = [_of_fault(name, fault) for fault in held.faults if "segment-" in fault.name or "cut off" in fault.reason]
+    held = hold(run_dir, seal, _measured(config))
+    said = ("cut off", "belongs to")
+    unusable = [one for one in held.faults if "segment-" in one.name or any(word in one.reason for word in said)]
+    found = [_of_fault(name, fault) for fault in unusable]
     found += _steps(name, expected(config, seal, done, False), held)
     if found:
         raise NotWhole(f"{in_words(found)}; {AFRESH}")

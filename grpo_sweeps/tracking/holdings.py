@@ -153,6 +153,9 @@ def _journal(journal: Journal, held: Held, files: dict[str, tuple[int, str]], me
                 _add(journal, table, held, measured if grams and whole else None)
         except RecordError as error:
             held.faults.append(Fault(name, f"cannot be read ({_reason(error)})"))
+    for path, runs in journal.of_runs().items():
+        if others := sorted(runs - {journal.folder.parent.name}):
+            held.faults.append(Fault(f"{folder}/{path.name}", f"belongs to the run {', '.join(others)}"))
     name = f"{folder}/{JOURNAL}"
     try:
         with warnings.catch_warnings(record=True) as caught:

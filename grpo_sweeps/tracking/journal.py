@@ -14,6 +14,7 @@ little-endian bytes. NaN and infinities in a JSON line are strings (see `lines`)
 from __future__ import annotations
 
 import base64
+import contextlib
 import itertools
 import json
 import os
@@ -37,6 +38,7 @@ from grpo_sweeps.tracking.status import RecordError
 
 JOURNAL = "journal.jsonl"
 MERGE_AT = 16  # segments: one file costs a reader about a millisecond, and a sweep has hundreds of run folders
+OF_RUN = "run"  # a line's key, and a key of a segment's metadata: the identity of the run whose record it is
 BATCH = 256  # rows of a segment that `scan` holds at a time
 
 _FLOATS = pa.list_(pa.float64())
@@ -293,6 +295,7 @@ class Journal:
         self.folder = folder
         self.columns = Columns(record_type)
         self.key, self.order = list(key), list(order)
+        self.run = ""  # the identity that records are written with, where there is one
         self._lines: LineFile | None = None
 
     def _open(self) -> LineFile:
@@ -303,7 +306,8 @@ class Journal:
     def append(self, records: Sequence[Any]) -> None:
         """Write records to the journal, flushed."""
         if records:
-            self._open().append([self.columns.to_json(record) for record in records])
+            whose = {OF_RUN: self.run} if self.run else {}
+            self._open().append([{**self.columns.to_json(record), **whose} for record in records])
 
     def compact(self, merge: bool = False) -> None:
         """Move the journal into a segment; merge all segments into one when asked or when there are many.
@@ -396,6 +400,16 @@ class Journal:
         except (pa.ArrowException, OSError, ValueError, KeyError) as error:
             raise _damaged(path, error) from error
 
+    def of_runs(self) -> dict[Path, set[str]]:
+        """The files that say whose records they hold, and whose that is. Damaged ones say nothing."""
+        found = {}
+        for path in self._segments():
+            with contextlib.suppress(pa.ArrowException, OSError):
+                whose = (pq.read_schema(path).metadata or {}).get(OF_RUN.encode())
+                found[path] = {whose.decode("utf-8", "replace")} if whose else set()
+        lines = read_lines(self.folder / JOURNAL)
+        return found | {self.folder / JOURNAL: {str(line[OF_RUN]) for line in lines if line.get(OF_RUN)}}
+
     def in_journal(self) -> pa.Table:
         """The records that are in no segment yet. Raises RecordError."""
         return self._journal_table()
@@ -440,6 +454,7 @@ class Journal:
         if number is None:
             number = max((_numbers(p)[0] for p in self._segments()), default=-1) + 1
         steps = table["step"].to_numpy()
+        table = table.replace_schema_metadata({OF_RUN: self.run} if self.run else None)
         path = self.folder / f"segment-{number:05d}_steps-{steps.min():07d}-{steps.max():07d}.parquet"
         write_with(path, lambda file: pq.write_table(table, file, compression="zstd", write_page_checksum=True))
 

@@ -23,13 +23,13 @@ LARGEST = int(sys.float_info.max)
 LATEST = 1e11  # seconds since the epoch: a larger number is not a time
 TAIL_BYTES = 65536  # read from the end of a file: more than the last fifty steps
 TAIL = 4096  # bytes of a growing file that are compared before the place
-_CHECKSUM = b',"crc32":"'  # ends a line, with eight hexadecimal digits: the CRC-32 of the line without it
-_CHECKED = len(_CHECKSUM) + len(b'01234567"}')
+_CHECKSUM = b',"crc32":'  # ends a line, with a number: the CRC-32 of the line without it
+_LONGEST = len(_CHECKSUM) + len(b"4294967295}")
 
 
 def with_checksum(line: bytes) -> bytes:
     """A JSON object on one line with its checksum as the last key."""
-    return line if line == b"{}" else b'%b%b%08x"}' % (line[:-1], _CHECKSUM, zlib.crc32(line))
+    return line if line == b"{}" else b"%b%b%d}" % (line[:-1], _CHECKSUM, zlib.crc32(line))
 
 
 def parsed(line: str | bytes) -> Any:
@@ -38,11 +38,11 @@ def parsed(line: str | bytes) -> Any:
     Raises ValueError where the line is no JSON or is not what its checksum belongs to.
     """
     data = line.encode("utf-8", "surrogatepass") if isinstance(line, str) else line
-    start = len(data) - _CHECKED
-    if start < 0 or not data.startswith(_CHECKSUM, start):
+    start = data.rfind(_CHECKSUM, max(0, len(data) - _LONGEST))
+    if start < 0:
         return json.loads(data)
     content = json.loads(data[:start] + b"}")
-    if data[start + len(_CHECKSUM) :] != b'%08x"}' % zlib.crc32(data[:start] + b"}"):
+    if data[start + len(_CHECKSUM) :] != b"%d}" % zlib.crc32(data[:start] + b"}"):
         raise ValueError("it is not what its checksum belongs to")
     return content
 

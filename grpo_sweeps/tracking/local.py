@@ -104,6 +104,8 @@ class LocalRecord:
 
         What is dropped stays in `.before/` until the run has ended.
         """
+        for journal in self._journals:
+            journal.run = identity
         self._keep_aside(keeps.first)
         self.truncate_after(keeps.first - 1)
         self._sealer.begin(identity, keeps, keeps.first)

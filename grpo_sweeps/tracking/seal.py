@@ -14,7 +14,7 @@ import hashlib
 import json
 import re
 import zlib
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -108,6 +108,20 @@ def _seal(content: dict[str, Any]) -> Seal:
     files = {str(name): (int(size), str(sha)) for name, (size, sha) in content["files"].items()}
     keeps = tuple(Keeps(**one) for one in content["keeps"])
     return Seal(str(content["identity"]), content["checkpoint"], keeps, files)
+
+
+def rewrite(run_dir: Path, name: str, text: str) -> None:
+    """Replace a file that a seal may cover, and its entry there. A kill in between leaves a seal without that entry."""
+    try:
+        seal = read(run_dir)
+    except RecordError:
+        seal = None  # what is wrong with it is said by whoever looks
+    if seal is not None:
+        others = {key: value for key, value in seal.files.items() if key != name}
+        write(run_dir, replace(seal, files=others))
+    write_text(run_dir / name, text)
+    if seal is not None:
+        write(run_dir, replace(seal, files=others | {name: digest(run_dir / name)}))
 
 
 class Sealer:

@@ -213,7 +213,7 @@ def test_another_runs_checkpoints_are_not_gone_on_from(place: Place, capfd: pyte
 
 
 def test_records_of_a_like_run_are_told_apart(place: Place) -> None:
-    """Of the same size and settings, and in no seal: by what the lines of metrics say of them."""
+    """Of the same size and settings, in no seal: by their own word, and by what the lines of metrics say of them."""
     other = Place(dataclasses.replace(place.config, seed=1))
     for one in (place, other):
         one.run()
@@ -225,6 +225,7 @@ def test_records_of_a_like_run_are_told_apart(place: Place) -> None:
         shutil.rmtree(place.dir / folder)
         shutil.copytree(other.dir / folder, place.dir / folder)
     held = findings.hold(place.dir, None, lambda step: True)
+    assert [fault.reason for fault in held.faults] == 3 * [f"belongs to the run {other.dir.name}"]
     assert held.differing("updates") == [0] and held.differing("grams") and not held.strangers()
     shutil.rmtree(place.dir / "completions")
     third = Place(dataclasses.replace(place.config, seed=2))
