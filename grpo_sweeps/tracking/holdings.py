@@ -153,7 +153,10 @@ def _journal(journal: Journal, held: Held, files: dict[str, tuple[int, str]], me
                 _add(journal, table, held, measured if grams and whole else None)
         except RecordError as error:
             held.faults.append(Fault(name, f"cannot be read ({_reason(error)})"))
-    for path, runs in journal.of_runs().items():
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # what is damaged is said below
+        whose = journal.of_runs()
+    for path, runs in whose.items():
         if others := sorted(runs - {journal.folder.parent.name}):
             held.faults.append(Fault(f"{folder}/{path.name}", f"belongs to the run {', '.join(others)}"))
     name = f"{folder}/{JOURNAL}"
