@@ -404,7 +404,7 @@ class Journal:
         """The files that say whose records they hold, and whose that is. Damaged ones say nothing."""
         found = {}
         for path in self._segments():
-            with contextlib.suppress(pa.ArrowException, OSError):
+            with contextlib.suppress(pa.ArrowException, OSError, ValueError):
                 whose = (pq.read_schema(path).metadata or {}).get(OF_RUN.encode())
                 found[path] = {whose.decode("utf-8", "replace")} if whose else set()
         lines = read_lines(self.folder / JOURNAL)
