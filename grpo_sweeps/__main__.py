@@ -13,6 +13,7 @@ COMMANDS = {
     "run": "train one run, or a sweep with -m or +sweeps=NAME",
     "check": "try two steps of the same words first: does it work, what will it take",
     "status": "what has run, what runs, what is missing",
+    "verify": "is every record, checkpoint and copy of a sweep whole",
     "cancel": "end what is queued or running of a sweep; the runs stay resumable",
     "report": "table, figures, claims and a page from the records of a sweep",
     "credit": "what each token of a trained model's completions deserved",

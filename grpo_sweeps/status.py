@@ -1,6 +1,7 @@
 """What has run, what runs, what is missing: one line per run, read from the run folders and SLURM's queue (no torch, no
 MLflow, no pandas; squeue and sacct need not be there). A run that says "running" but whose process is gone is shown as
-interrupted; one that waits for a launcher or a job that is gone, as not started. Exit code 0; 2 for a bad command.
+interrupted; one that waits for a launcher or a job that is gone, as not started. "Not whole": at a quick look, files
+are missing or cut; `verify` looks at all of them. Exit code 0; 2 for a bad command.
 """
 
 from __future__ import annotations
@@ -88,6 +89,7 @@ def _cells(row: Row) -> tuple[str, ...]:
     rate = "" if row.tokens_per_second is None else f"{row.tokens_per_second:,.0f}"
     numbers = ["" if value is None else f"{value:.3f}" for value in (row.reward, row.effective_rank)]
     state = f"{row.state}: {row.queue}" if row.queue else row.state
+    state += ", not whole" if row.lacks else ""
     job = row.job_id or ""
     return tuple(
         plain(cell)
@@ -106,8 +108,12 @@ def _summary(rows: Sequence[Row]) -> str:
 
 
 def _reasons(rows: Sequence[Row]) -> list[str]:
-    """One line per run that did not end well and says why."""
-    return [plain(f"{row.name} {row.state}: {row.error}") for row in rows if row.error and not row.damage]
+    """One line per run that did not end well and says why, and one per run whose record is not whole."""
+    found = [plain(f"{row.name} {row.state}: {row.error}") for row in rows if row.error and not row.damage]
+    found += [
+        plain(f"{one.sentence} (python -m grpo_sweeps.verify says more)") for row in rows for one in row.lacks[:1]
+    ]
+    return found
 
 
 def _print_plain(rows: Sequence[Row]) -> None:

@@ -19,9 +19,9 @@ STEPS, SIZES = 12, (2, 4)
 SWEEP = (
     "-m", "R=" + ",".join(map(str, SIZES)), "sweep=trial", f"trainer.steps={STEPS}", "trainer.prompts=3",
     "trainer.warmup_steps=2", "trainer.eval_every=4", "trainer.eval_problems=8", "trainer.eval_samples=2",
-    "trainer.checkpoint_every=3", "trainer.device=cpu", "task.n_train=64", "task.n_held_out=16",
-    "rollout.max_new_tokens=16", "rollout.batch=8", "analysis.by=layer", "analysis.keep_completions_every=2",
-    "reward._target_=fault_reward.slow_strict",
+    "trainer.checkpoint_every=3", "trainer.keep_checkpoints=2", "trainer.device=cpu", "task.n_train=64",
+    "task.n_held_out=16", "rollout.max_new_tokens=16", "rollout.batch=8", "analysis.by=layer",
+    "analysis.keep_completions_every=2", "reward._target_=fault_reward.slow_strict",
 )  # fmt: skip
 SLURM = (
     "hydra/launcher=submitit_slurm", "hydra.launcher.gpus_per_node=0", "hydra.launcher.cpus_per_task=1",
@@ -162,19 +162,22 @@ def _signalled(number: int) -> Fault:
 
 
 def truncated(trial: Trial) -> bool:
-    """SIGKILL, and the newest checkpoint of each run loses its end."""
+    """SIGKILL, and the newest checkpoint of each run that has an older one loses its end. (Without an older one the run
+    is left alone until redo= is given: nothing is thrown away.)"""
     process = trial.start()
     while trial.steps() < 4 and process.poll() is None:  # until there is a checkpoint
         time.sleep(0.005)
     injected = trial.moment(process)
     process.kill()
     trial.wait(process)
+    damaged = False
     for folder in trial.sweep_dir.glob("*/checkpoints"):
-        newest = max(folder.glob("step_*"), default=None)
-        if newest is not None:
+        *older, newest = sorted(folder.glob("step_*")) or [None]
+        if newest is not None and older:
+            damaged = True
             data = (newest / "state.pt").read_bytes()
             (newest / "state.pt").write_bytes(data[: trial.rng.randrange(len(data))])
-    return injected
+    return injected and damaged
 
 
 def in_checkpoint(trial: Trial) -> bool:

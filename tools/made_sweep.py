@@ -24,6 +24,7 @@ from grpo_sweeps.types import Completion, EvalRecord, GroupRecord
 
 OPTIONS = {"runs": 100, "steps": 1000, "metrics": 20, "groups": 4, "R": 4, "seed": 0}
 DIMENSIONS = 64  # of the made-up gradients: their Grams have full rank
+EVAL_EVERY = 250
 COMPACT_EVERY = 200  # steps, as checkpoints do
 NAMED = (
     "reward", "reward_std", "frac_reward_zero_std", "grad_norm", "entropy", "completions/mean_length", "learning_rate",
@@ -68,7 +69,7 @@ def config(sweep: str, seed: int, numbers: dict[str, int]) -> RunConfig:
         "task": {"_target_": "grpo_sweeps.tasks.arithmetic.arithmetic", "name": "arithmetic"},
         "reward": {"_target_": "grpo_sweeps.rewards.exact_match.strict"},
         "estimator": {"_target_": "grpo_sweeps.estimators.group.grpo"}, "rollout": {}, "analysis": {},
-        "trainer": {"steps": numbers["steps"], "prompts": numbers["groups"]},
+        "trainer": {"steps": numbers["steps"], "prompts": numbers["groups"], "eval_every": EVAL_EVERY},
         "tracking": {"kind": "mlflow"},
     })  # fmt: skip
 
@@ -87,16 +88,22 @@ def make_run(folder: Path, seed: int, numbers: dict[str, int]) -> None:
             record.log_metrics(step, metrics(rng, step, numbers))
             if step % 10 == 0:
                 record.log_completions([Completion(step, f"p{step}", 0, "q", "#### 1", 1.0, 0.5, True, True, 3, False)])
-            if step % 250 == 0 or step == numbers["steps"] - 1:
-                drawn = rng.random(32) < 0.3
-                record.log_evals([EvalRecord(step, f"h{i}", 1, int(d), int(d), bool(d), bool(d))
-                                  for i, d in enumerate(drawn)])  # fmt: skip
+            if step % EVAL_EVERY == 0:
+                evaluate(record, rng, step)
             if step % COMPACT_EVERY == COMPACT_EVERY - 1:
                 record.compact()
+        evaluate(record, rng, numbers["steps"])
     now = time.time()
     status = RunStatus("finished", run.name, f"R={made.R} seed={seed}", folder.name, numbers["steps"], numbers["steps"])
     write_status(run, replace(status, host="made", heartbeat=now, started=now - 1, ended=now, dirty=False,
                               commit=provenance.commit(), versions=provenance.versions()))  # fmt: skip
+
+
+def evaluate(record: LocalRecord, rng: np.random.Generator, step: int) -> None:
+    """An evaluation before `step`."""
+    drawn = rng.random(32) < 0.3
+    record.log_evals([EvalRecord(step, f"h{i}", 1, int(d), int(d), bool(d), bool(d)) for i, d in enumerate(drawn)])
+    record.log_metrics(step, {"eval/accuracy_greedy": float(drawn.mean())})
 
 
 def metrics(rng: np.random.Generator, step: int, numbers: dict[str, int]) -> dict[str, Any]:

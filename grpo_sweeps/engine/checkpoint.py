@@ -1,7 +1,7 @@
 """Checkpoints: all of a run's state in one folder that appears whole or not at all.
 
     checkpoints/step_0000025/state.pt        {"state": ..., "random": ...} by torch.save
-                             manifest.json   {"format", "step", "size", "sha256"} of state.pt
+                             manifest.json   {"format", "step", "size", "sha256"} of state.pt, {"identity"} of the run
 
 A checkpoint is written into a temporary folder beside the others, fsynced, and renamed. Only then do older ones go, and
 those of later steps too (the run went back before them). Loading reads only tensors and plain Python values
@@ -78,8 +78,10 @@ def restore_random_states(states: dict[str, Any]) -> None:
             )
 
 
-def save(directory: Path | str, step: int, state: dict[str, Any], keep: int = 1) -> Path:
+def save(directory: Path | str, step: int, state: dict[str, Any], keep: int = 1, identity: str = "") -> Path:
     """Write directory/step_<step>/ atomically, then remove all but the newest `keep`; returns the folder.
+
+    identity: of the run that it belongs to; empty where nobody is to ask.
 
     `state` may hold tensors, numbers, strings, None, lists, tuples and dicts, nested; anything else raises TypeError
     here and not when the run goes on. The random states are stored beside it. Raises OSError, and leaves what was there
@@ -97,7 +99,7 @@ def save(directory: Path | str, step: int, state: dict[str, Any], keep: int = 1)
         aside.mkdir()
         _write_state({"state": state, "random": random_states()}, aside / STATE)
         size, digest = _measure(aside / STATE)
-        manifest = {"format": FORMAT, "step": step, "size": size, "sha256": digest}
+        manifest = {"format": FORMAT, "step": step, "size": size, "sha256": digest, "identity": identity}
         (aside / MANIFEST).write_text(json.dumps(manifest) + "\n", encoding="utf-8")
         _fsync_file(aside / MANIFEST)
         fsync_directory(aside)
@@ -117,18 +119,28 @@ def _say(sentence: str) -> None:
     print(f"checkpoint: {sentence}", flush=True)
 
 
-def latest(directory: Path | str, map_location: Any = "cpu", say: Callable[[str], None] = _say) -> Checkpoint | None:
-    """The newest checkpoint that is whole, or None where there is none. `say` gets a sentence for each damaged one."""
+def latest(
+    directory: Path | str, map_location: Any = "cpu", say: Callable[[str], None] = _say, identity: str = ""
+) -> Checkpoint | None:
+    """The newest checkpoint that is whole, or None where there is none. `say` gets a sentence for each damaged one.
+
+    identity: of the run that goes on; a checkpoint of another one is passed over as well.
+    """
     for path in _checkpoints(Path(directory)):
         try:
-            return load(path, map_location)
+            return load(path, map_location, identity)
         except CheckpointError as error:
             say(f"{error} Trying the one before it.")
     return None
 
 
-def load(path: Path | str, map_location: Any = "cpu") -> Checkpoint:
-    """The content of one checkpoint. Raises CheckpointError where it is damaged or of another format."""
+def load(path: Path | str, map_location: Any = "cpu", identity: str = "") -> Checkpoint:
+    """The content of one checkpoint.
+
+    Raises:
+        CheckpointError: where it is damaged, of another format, or of another run than `identity`. One that does not
+            say whose it is is taken: older versions did not.
+    """
     path = Path(path)
     try:
         manifest = json.loads((path / MANIFEST).read_text(encoding="utf-8"))
@@ -139,6 +151,8 @@ def load(path: Path | str, map_location: Any = "cpu") -> Checkpoint:
         raise CheckpointError(f"{path} is damaged: {MANIFEST} describes no checkpoint.")
     if manifest.get("format") != FORMAT:
         raise CheckpointError(f"{path} has format {manifest.get('format')!r}; this version reads {FORMAT}.")
+    if identity and manifest.get("identity", identity) not in ("", identity):
+        raise CheckpointError(f"{path} belongs to the run {manifest['identity']}, not to {identity}.")
     if found != (manifest.get("size"), manifest.get("sha256")):
         raise CheckpointError(f"{path} is damaged: {STATE} is not what its manifest describes.")
     try:

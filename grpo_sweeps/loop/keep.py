@@ -21,18 +21,19 @@ RETRY_S = 60.0  # after a checkpoint that could not be written
 class Keeper:
     """Saves checkpoints of one run: every so many steps, every so many minutes, at the end, and when it is stopped.
 
+    identity: the run's, which each checkpoint names; one of another run is not gone on from.
     saved: steps done in the newest checkpoint (0 without one); the same state is not written twice.
     """
 
-    def __init__(self, setup: Setup, run_dir: Path, note: Callable[[str], None]) -> None:
-        self.setup, self.folder, self.note = setup, run_dir / FOLDER, note
+    def __init__(self, setup: Setup, run_dir: Path, note: Callable[[str], None], identity: str = "") -> None:
+        self.setup, self.folder, self.note, self.identity = setup, run_dir / FOLDER, note, identity
         self.saved, self._at = 0, time.monotonic()
         self._failed: float | None = None  # when the last attempt failed
 
     @torch.no_grad()
     def resume(self) -> int:
         """Load the newest whole checkpoint; the number of steps it holds (0 without one)."""
-        found = checkpoint.latest(self.folder, say=self.note)
+        found = checkpoint.latest(self.folder, say=self.note, identity=self.identity)
         self._at = time.monotonic()
         if found is None:
             return 0
@@ -76,7 +77,9 @@ class Keeper:
         }
         try:
             record.compact()
-            checkpoint.save(self.folder, done, state, keep=self.setup.config.trainer.keep_checkpoints)
+            keep = self.setup.config.trainer.keep_checkpoints
+            checkpoint.save(self.folder, done, state, keep=keep, identity=self.identity)
+            record.seal(checkpoint=done)
         except OSError as error:
             if self._failed is None:
                 reason = error.strerror or " ".join(str(error).split())

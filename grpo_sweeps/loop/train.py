@@ -16,9 +16,11 @@ from grpo_sweeps.loop.progress import RunProgress
 from grpo_sweeps.loop.results import relative_entropy
 from grpo_sweeps.loop.setup import Setup, due, prepare
 from grpo_sweeps.loop.watch import Stopped, Watch
+from grpo_sweeps.tracking.findings import at_the_end, before_going_on
 from grpo_sweeps.tracking.lines import SAMPLER
-from grpo_sweeps.tracking.local import LocalRecord, read_metrics, read_status
+from grpo_sweeps.tracking.local import LocalRecord, forget_kept_aside, read_metrics, read_status
 from grpo_sweeps.tracking.model import write_model
+from grpo_sweeps.tracking.seal import Keeps
 from grpo_sweeps.tracking.status import FILE_NAME as STATUS
 from grpo_sweeps.tracking.status import seconds_since_start
 from grpo_sweeps.tracking.symptoms import Course, known
@@ -40,6 +42,8 @@ def train(config: RunConfig, run_dir: Path, watch: Watch | None = None, name: st
         ConfigError: before the first step, for a model, data or function that cannot be used.
         FloatingPointError: when the run has diverged.
         GramCheckError: when a measured Gram is inconsistent with the gradient.
+        NotWhole: before the first step, where what the folder holds is not what its checkpoint goes on from, so that
+            records would be thrown away; after the last one, where the record does not hold every step.
     """
     watch = watch or Watch()
     startup = _startup()
@@ -48,13 +52,15 @@ def train(config: RunConfig, run_dir: Path, watch: Watch | None = None, name: st
     startup["time/load"] = time.perf_counter() - began
     watch.loaded(setup.data)
     total = config.trainer.steps
-    keeper = Keeper(setup, run_dir, watch.note)
+    identity, written = _identity(run_dir), to_mapping(config)
+    keeper = Keeper(setup, run_dir, watch.note, identity)
     first = done = keeper.resume()
     if done > total:
         return  # the folder holds a longer run than was asked for
+    before_going_on(run_dir, written, done, identity)
     label = name or f"R={config.R} seed={config.seed}"
     with LocalRecord(run_dir) as record, RunProgress(label, total, done) as progress:
-        record.truncate_after(done - 1)  # what an interrupted run wrote past its checkpoint is done again
+        record.begin(identity, _keeps(setup, done))  # what an interrupted run wrote past its checkpoint is done again
         write_model(run_dir, setup.policy.model.config.to_dict(), config.model.random)
         watch.begin(done)
         logged = read_metrics(run_dir).to_dict("records")
@@ -87,6 +93,22 @@ def train(config: RunConfig, run_dir: Path, watch: Watch | None = None, name: st
         except Stopped:
             keeper.save(record, done)
             raise
+    at_the_end(run_dir, written, total)
+    forget_kept_aside(run_dir)
+
+
+def _identity(run_dir: Path) -> str:
+    """The run's identity by its status; empty where it has none."""
+    return read_status(run_dir).identity if (run_dir / STATUS).is_file() else ""
+
+
+def _keeps(setup: Setup, first: int) -> Keeps:
+    """What the run keeps from step `first` on."""
+    analysis, trainer = setup.config.analysis, setup.config.trainer
+    parameters = sum(p.requires_grad for _, p in setup.policy.model.named_parameters())
+    problems = len(setup.data.held_out[: trainer.eval_problems])
+    every = analysis.keep_completions_every, analysis.update_every, trainer.eval_every
+    return Keeps(first, *every, parameters=parameters, problems=problems)
 
 
 _started: list[float] = []  # seconds that the process had lived when its first run began

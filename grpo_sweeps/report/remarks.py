@@ -10,17 +10,20 @@ from __future__ import annotations
 import re
 import shlex
 from collections import Counter
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from grpo_sweeps.report.claims.rules import MIN_GROUPS
-from grpo_sweeps.report.read.query import ReportError, Sweep
+from grpo_sweeps.report.read.query import ReportError, Sweep, processors
 from grpo_sweeps.report.tables.layers import layer_remarks
 from grpo_sweeps.report.tables.pooled import usable_groups
 from grpo_sweeps.tracking import provenance as source
 from grpo_sweeps.tracking.digests import of_package
+from grpo_sweeps.tracking.findings import examine
+from grpo_sweeps.tracking.glance import in_words
 from grpo_sweeps.tracking.made_by import MadeBy, mixed
 from grpo_sweeps.tracking.symptoms import known, symptoms
 
@@ -66,12 +69,34 @@ def _line(arm: str, runs: list[tuple[str, str]], total: int) -> str:
 
 def missing(sweep: Sweep) -> list[str]:
     """Sentences, each about one thing; empty when nothing is missing."""
-    found = [*sweep.notes, *_cells(sweep), *_asked_for(sweep), *_seeds(sweep), *_waiting(sweep), *_states(sweep)]
+    found = [
+        *sweep.notes,
+        *_records(sweep),
+        *_cells(sweep),
+        *_asked_for(sweep),
+        *_seeds(sweep),
+        *_waiting(sweep),
+        *_states(sweep),
+    ]
     found += [*_diverged(sweep), *_commits(sweep)]
     found += [*_steps(sweep), *_groups(sweep), *_older(sweep), *_evaluation(sweep), *layer_remarks(sweep)]
     if sweep.arms.tied_to_R:
         found.append(f"These settings change with R: {', '.join(sweep.arms.tied_to_R)}.")
     return found
+
+
+def _records(sweep: Sweep) -> list[str]:
+    """What the records of runs should hold and do not, one sentence per run, which `verify` lists in full."""
+    folders = sorted(path.parent for path in sweep.path.glob("[!.]*/status.json"))
+    folders += [Path(str(path)) for path in sweep.runs["path"] if Path(str(path)) not in folders]
+    with ThreadPoolExecutor(max_workers=processors()) as pool:
+        found = dict(zip(folders, pool.map(examine, folders), strict=True))
+    return [
+        f"The record of {findings[0].run} ({folder.name}) is not whole: {in_words(findings)} "
+        f"(python -m grpo_sweeps.verify sweep={sweep.name} says all)."
+        for folder, findings in found.items()
+        if findings
+    ]
 
 
 def _where(sweep: Sweep, arm: str, R: int) -> str:

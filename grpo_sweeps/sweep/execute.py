@@ -14,15 +14,16 @@ from typing import Any
 
 from grpo_sweeps.cli import say
 from grpo_sweeps.config import RunConfig, to_mapping
-from grpo_sweeps.files import write_text
 from grpo_sweeps.sweep.identity import identity
 from grpo_sweeps.sweep.ledger import status_or_none
 from grpo_sweeps.sweep.origin import Origin, Stale
 from grpo_sweeps.sweep.signals import Stops
 from grpo_sweeps.tracking import provenance
+from grpo_sweeps.tracking import seal as seals
+from grpo_sweeps.tracking.glance import NotWhole
 from grpo_sweeps.tracking.locks import LOCK_FILE, Mine, NotOurs, only_writer
 from grpo_sweeps.tracking.made_by import STALE
-from grpo_sweeps.tracking.status import ENDED, RunStatus, StatusWriter, process_started, write_status
+from grpo_sweeps.tracking.status import ENDED, RunStatus, State, StatusWriter, process_started, write_status
 from grpo_sweeps.types import ConfigError
 
 __all__ = ["CONFIG_FILE", "LOCK_FILE", "LOG_FILE", "RunResult", "Signals", "execute", "result_of"]
@@ -131,7 +132,7 @@ def _execute(config: RunConfig, run_dir: Path, name: str, command: str, signals:
             status, commit=provenance.commit(), dirty=provenance.dirty(), versions=provenance.versions(),
             step=step, notes=previous.notes if previous else [],
         )  # fmt: skip
-        write_text(run_dir / CONFIG_FILE, as_yaml(to_mapping(config)))
+        seals.rewrite(run_dir, CONFIG_FILE, as_yaml(to_mapping(config)))
         result = None
         try:
             with _logged_to(run_dir / LOG_FILE) as log, StatusWriter(run_dir, status, mine=mine) as writer:
@@ -178,6 +179,12 @@ def _train(config: RunConfig, run_dir: Path, writer: StatusWriter, log: logging.
     except KeyboardInterrupt:
         log.info("interrupted")
         _note(writer, state="interrupted", ended=time.time(), error=INTERRUPTED)
+    except NotWhole as error:
+        # Before training nothing has been touched: once what is missing is back, the run can go on.
+        log.error("%s", error)
+        state: State = "failed" if error.trained else "interrupted"
+        _note(writer, state=state, ended=time.time(), error=str(error))
+        return replace(_result(run_dir, writer.status), state="failed")
     except (Exception, SystemExit) as error:  # SystemExit: a function of the user's own may call sys.exit
         if isinstance(error, SystemExit) and ears.signals.requeued():
             log.info("stopped by a signal; the job is queued again")

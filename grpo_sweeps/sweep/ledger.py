@@ -8,13 +8,13 @@
 | finished, with as many steps as are asked for | skip; where other code of the package made it, say so |
 | finished with fewer, interrupted or killed, by the same code | continue from the last checkpoint |
 | the same by other code of the package (stale) | skip, and say so |
-| failed | skip, and say so |
-| records without a status that can be read, or of another run | skip, and say so |
+| failed, or a record that is not whole or another run's, or no checkpoint left to continue from | skip, and say so |
+| records without a status that can be read | as the status says that is recovered from them, else skip and say so |
 
 What made a run is told by digests (`tracking/made_by.py`). A record without them is told by its commit alone.
 
-`redo` makes runs afresh: `failed` those that failed or whose status is lost, `stale` those made by something else,
-`all` every one that is not alive. The folder that is replaced is moved aside, not deleted.
+`redo` makes runs afresh: `failed` those that failed, whose status is lost or whose record is not whole, `stale` those
+made by something else, `all` every one that is not alive. The folder that is replaced is moved aside, not deleted.
 """
 
 from __future__ import annotations
@@ -22,15 +22,19 @@ from __future__ import annotations
 import socket
 import time
 from collections.abc import Container, Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Literal
 
 from grpo_sweeps.sweep.origin import told_apart
 from grpo_sweeps.sweep.queue import Answer, Queue, main_id, noted_jobs
+from grpo_sweeps.sweep.recover import recovered
 from grpo_sweeps.tracking import provenance
+from grpo_sweeps.tracking.glance import AFRESH, glance, in_words, lost_checkpoints
 from grpo_sweeps.tracking.lines import METRICS
 from grpo_sweeps.tracking.made_by import REMEDY, STALE, UNKNOWN, MadeBy, changes, other_code
+from grpo_sweeps.tracking.seal import Seal
+from grpo_sweeps.tracking.seal import read as read_seal
 from grpo_sweeps.tracking.status import RecordError, RunStatus, another, process_lives, process_started, read_status
 
 Action = Literal["skip", "start", "continue", "redo"]
@@ -57,6 +61,14 @@ def status_or_none(run_dir: Path) -> RunStatus | None:
         return None
 
 
+def seal_or_none(run_dir: Path) -> Seal | None:
+    """What the run's record held at its last checkpoint; None where that cannot be read."""
+    try:
+        return read_seal(run_dir)
+    except RecordError:
+        return None
+
+
 def decide(
     run_dir: Path,
     steps: int,
@@ -70,7 +82,7 @@ def decide(
     try:
         status = read_status(run_dir)
     except RecordError as error:
-        return _without_status(run_dir, str(error).rstrip("."), redo)
+        return _without_status(run_dir, steps, str(error).rstrip("."), redo, commit, made_by)
     life = where_alive(status, noted_jobs(run_dir.parent), queue)
     if life:
         state = "running" if status.state == "running" and not status.stale() else "queued"
@@ -81,11 +93,23 @@ def decide(
         return Decision(
             "skip", f"its folder holds the record of run {other}, a copy; redo=all makes this run afresh", "failed"
         )
-    at = f"{status.state} at step {status.step}"
+    return _of_status(run_dir, status, steps, redo, commit, made_by)
+
+
+def _of_status(
+    run_dir: Path, status: RunStatus, steps: int, redo: str | None, commit: str | None, made_by: MadeBy
+) -> Decision:
+    """The decision for a run that is not alive."""
     made = _made(run_dir, status, commit, made_by)
-    stale = bool(made.by or made.changed)
-    if redo == "all" or (redo == "failed" and status.state == "failed") or (redo == "stale" and stale):
+    lacking = [] if status.state == "failed" else glance(run_dir, status)
+    if status.state == "finished" and status.step < steps:
+        lacking = lacking or lost_checkpoints(status.name, run_dir, status, seal_or_none(run_dir))
+    at = f"{status.state} at step {status.step}"
+    bad, stale = status.state == "failed" or bool(lacking), bool(made.by or made.changed)
+    if redo == "all" or (redo == "failed" and bad) or (redo == "stale" and stale):
         return Decision("redo", f"was {at}{made.by}")
+    if lacking:
+        return Decision("skip", f"{at}, but its record is not whole: {in_words(lacking)}; {AFRESH}", "failed")
     if status.state == "failed":
         return Decision("skip", f"{at}: {status.error or 'no reason recorded'}; redo=failed runs it again", "failed")
     begun = status.step > 0 or status.state == "finished" or _has_checkpoint(run_dir)
@@ -126,12 +150,20 @@ def _made(run_dir: Path, status: RunStatus, commit: str | None, now: MadeBy) -> 
     return _Made(by, f",{by}" if by else "", changed)
 
 
-def _without_status(run_dir: Path, problem: str, redo: str | None) -> Decision:
-    """The decision for a run whose status is lost: who made its records, and how far, is unknown, so none are added."""
+def _without_status(
+    run_dir: Path, steps: int, problem: str, redo: str | None, commit: str | None, made_by: MadeBy
+) -> Decision:
+    """The decision for a run whose status is lost: by its records, where they say who made them and how far; else none
+    are added to them."""
     records = run_dir / METRICS
     if not records.exists() or not records.stat().st_size:
         return Decision("start", "new")
-    if redo in ("all", "failed"):
+    if redo == "all":
+        return Decision("redo", f"has records, but {problem}")
+    if (status := recovered(run_dir)) is not None:  # the opening of the sweep writes it
+        found = _of_status(run_dir, status, steps, redo, commit, made_by)
+        return replace(found, reason=f"its status was lost, and its records say: {found.reason}")
+    if redo == "failed":
         return Decision("redo", f"has records, but {problem}")
     return Decision("skip", f"has records, but {problem}; redo=failed makes it afresh", "failed")
 

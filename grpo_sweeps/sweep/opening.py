@@ -17,18 +17,21 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
+from grpo_sweeps.cli import say
 from grpo_sweeps.files import write_text
 from grpo_sweeps.sweep.execute import CONFIG_FILE, as_yaml
 from grpo_sweeps.sweep.ledger import set_aside, status_or_none
 from grpo_sweeps.sweep.plan import Plan, PlannedRun
+from grpo_sweeps.sweep.recover import NOTE, recover
 from grpo_sweeps.tracking import provenance
+from grpo_sweeps.tracking import seal as seals
 from grpo_sweeps.tracking.locks import locked
 from grpo_sweeps.tracking.status import FILE_NAME, RunStatus, process_started, write_status
 from grpo_sweeps.types import ConfigError
 
 LOCK_FILE = ".launch.lock"
 LOCK_WAIT_S = 120.0
-WRITTEN = (FILE_NAME, CONFIG_FILE, provenance.SOURCE_JSON, provenance.SOURCE_DIFF)  # at submission
+WRITTEN = (FILE_NAME, CONFIG_FILE, seals.FILE_NAME, provenance.SOURCE_JSON, provenance.SOURCE_DIFF)  # at submission
 
 
 @dataclass(frozen=True)
@@ -51,7 +54,11 @@ class Opening:
         self._source: provenance.Source | None = None  # the same for all runs of a command
 
     def __enter__(self) -> Opening:
-        """Take the lock and decide again. Raises ConfigError where another command holds it."""
+        """Recover lost statuses, take the lock and decide again. Raises ConfigError where another command holds it."""
+        if not self.plan.dry_run and self.plan.redo != "all":
+            for run in self.plan.runs:
+                if recover(run.run_dir):
+                    say(f"{run.name}: {NOTE} ({run.run_dir})")
         if not self.plan.due:
             return self
         folder, config = self.plan.folder, self.plan.runs[0].config
@@ -89,7 +96,7 @@ class Opening:
             run.run_dir.mkdir(parents=True, exist_ok=True)
             files = {name: _text_or_none(run.run_dir / name) for name in WRITTEN}
             self._before[run.identity] = _Before(files, new, aside)
-            write_text(run.run_dir / CONFIG_FILE, as_yaml(run.frozen))
+            seals.rewrite(run.run_dir, CONFIG_FILE, as_yaml(run.frozen))
             self._source = self._source or provenance.snapshot(self.plan.command)
             going_on = run.decision.action == "continue"  # what made it so far has been found to be the same, as known
             made_by = run.made_by.or_else(provenance.read_made_by(run.run_dir)) if going_on else run.made_by

@@ -15,6 +15,7 @@ from grpo_sweeps.paths import sweep_folder, sweep_names
 from grpo_sweeps.sweep.execute import LOG_FILE
 from grpo_sweeps.sweep.ledger import ask_queue, job_of, where_alive
 from grpo_sweeps.sweep.queue import noted_jobs
+from grpo_sweeps.tracking.glance import Finding, glance
 from grpo_sweeps.tracking.lines import METRICS, RECOMPUTED, last_lines, median_of, step_seconds
 from grpo_sweeps.tracking.status import FILE_NAME as STATUS
 from grpo_sweeps.tracking.status import RecordError, RunStatus, copied, read_status
@@ -49,6 +50,7 @@ class Row:
     error: str | None = None
     log: str = ""
     damage: str | None = None  # a sentence about a file of the run that cannot be read, or not all of it
+    lacks: tuple[Finding, ...] = ()  # what its record should hold and does not, at a quick look
     status: RunStatus | None = None
 
     @property
@@ -59,6 +61,7 @@ class Row:
     def as_json(self) -> dict[str, Any]:
         """All that is shown, and all that the run's status holds."""
         shown = asdict(self)
+        shown["lacks"] = [one.sentence for one in self.lacks]
         status = shown.pop("status") or {}
         return {**status, **shown}
 
@@ -107,6 +110,7 @@ def _row(run_dir: Path, jobs: frozenset[str]) -> Row:
         node=answer.node if answer and waits else "" if state in ("queued", "not started") else status.host,
         job_id=status.job_id, queue=answer.text() if answer and waits else "",
         error=error_text, log=log, damage=damage, status=status,
+        lacks=() if state in ("running", "queued") else tuple(glance(run_dir, status, lines)),
     )  # fmt: skip
 
 

@@ -14,12 +14,12 @@ little-endian bytes. NaN and infinities in a JSON line are strings (see `lines`)
 from __future__ import annotations
 
 import base64
+import contextlib
 import itertools
 import json
 import os
-import re
 import warnings
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import MISSING, Field, fields
 from functools import partial
 from math import isqrt
@@ -32,12 +32,14 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from grpo_sweeps.files import write_bytes, write_with
-from grpo_sweeps.tracking.lines import number_from_json, number_to_json
+from grpo_sweeps.tracking.lines import number_from_json, number_to_json, parsed, with_checksum
+from grpo_sweeps.tracking.seal import SEGMENT
 from grpo_sweeps.tracking.status import RecordError
 
 JOURNAL = "journal.jsonl"
 MERGE_AT = 16  # segments: one file costs a reader about a millisecond, and a sweep has hundreds of run folders
-_SEGMENT = re.compile(r"segment-(\d+)_steps-(\d+)-(\d+)\.parquet")
+OF_RUN = "run"  # a line's key, and a key of a segment's metadata: the identity of the run whose record it is
+BATCH = 256  # rows of a segment that `scan` holds at a time
 
 _FLOATS = pa.list_(pa.float64())
 _ARROW: dict[str, pa.DataType] = {
@@ -83,7 +85,7 @@ def _parsed(path: Path) -> list[tuple[bytes, dict[str, Any]]]:
         if not line:
             continue
         try:
-            content = json.loads(line)
+            content = parsed(line)
             if not isinstance(content, dict):
                 raise ValueError("not a JSON object")
             out.append((line, content))
@@ -107,9 +109,9 @@ class LineFile:
 
     def append(self, objects: Iterable[dict[str, Any]]) -> None:
         """Append one line per object, in one write."""
-        lines = [json.dumps(o, allow_nan=False, separators=(",", ":")) for o in objects]
+        lines = [json.dumps(o, allow_nan=False, separators=(",", ":")).encode("utf-8") for o in objects]
         if lines:
-            self._file.write(("\n".join(lines) + "\n").encode("utf-8"))
+            self._file.write(b"".join(with_checksum(line) + b"\n" for line in lines))
             self._file.flush()
 
     def clear(self) -> None:
@@ -218,10 +220,13 @@ class Columns:
         """Rows of `json_to_row` as an Arrow table of this schema."""
         return pa.Table.from_pylist(list(rows), schema=self.schema)
 
-    def conform(self, table: pa.Table) -> pa.Table:
-        """A stored table in today's schema: later fields filled with their default, unknown columns left out."""
-        columns = []
-        for f in self.fields:
+    def conform(self, table: pa.Table, names: Sequence[str] | None = None) -> pa.Table:
+        """A stored table in today's schema: later fields filled with their default, unknown columns left out.
+
+        names: the columns that are wanted; None: all.
+        """
+        columns, wanted = [], [f for f in self.fields if names is None or f.name in names]
+        for f in wanted:
             kind = self.schema.field(f.name).type
             if f.name in table.column_names:
                 columns.append(table[f.name].cast(kind))
@@ -229,7 +234,7 @@ class Columns:
                 default = _stored_default(f)
                 value = list(default.items()) if isinstance(default, dict) else default
                 columns.append(pa.chunked_array([pa.array([value] * table.num_rows, type=kind)]))
-        return pa.Table.from_arrays(columns, schema=self.schema)
+        return pa.Table.from_arrays(columns, schema=pa.schema([self.schema.field(f.name) for f in wanted]))
 
     def decode(self, table: pa.Table) -> dict[str, list[Any]]:
         """The values of each column as the record holds them (tuples, R x R arrays, dicts of them)."""
@@ -290,6 +295,7 @@ class Journal:
         self.folder = folder
         self.columns = Columns(record_type)
         self.key, self.order = list(key), list(order)
+        self.run = ""  # the identity that records are written with, where there is one
         self._lines: LineFile | None = None
 
     def _open(self) -> LineFile:
@@ -300,7 +306,8 @@ class Journal:
     def append(self, records: Sequence[Any]) -> None:
         """Write records to the journal, flushed."""
         if records:
-            self._open().append([self.columns.to_json(record) for record in records])
+            whose = {OF_RUN: self.run} if self.run else {}
+            self._open().append([{**self.columns.to_json(record), **whose} for record in records])
 
     def compact(self, merge: bool = False) -> None:
         """Move the journal into a segment; merge all segments into one when asked or when there are many.
@@ -331,6 +338,12 @@ class Journal:
             path.unlink()
         if (self.folder / JOURNAL).exists():
             self._open().keep(lambda line: line["step"] <= step)
+
+    def holding(self, step: int) -> list[Path]:
+        """The files that hold records of this step or a later one."""
+        found = [path for path in self._segments() if _numbers(path)[2] >= step]
+        path = self.folder / JOURNAL
+        return found + ([path] if any(line.get("step", 0) >= step for line in read_lines(path)) else [])
 
     def close(self) -> None:
         if self._lines is not None:
@@ -368,6 +381,39 @@ class Journal:
                 faults.append(str(error))
         return self.columns.records(self._sorted(self._unique(self._concat(tables)))), faults
 
+    def segments(self) -> list[Path]:
+        """The segments that are there, oldest first."""
+        return self._segments()
+
+    def scan(self, path: Path, names: Sequence[str], whole: bool = True) -> Iterator[pa.Table]:
+        """The named columns of a segment, some rows at a time; whole: every page of it is read and checked.
+
+        Raises RecordError, one sentence, where it is damaged, FileNotFoundError where a merge took it away.
+        """
+        try:
+            with pq.ParquetFile(path, page_checksum_verification=True) as file:
+                stored = [name for name in file.schema_arrow.names if whole or name in names]
+                for batch in file.iter_batches(BATCH, columns=stored):
+                    yield self.columns.conform(pa.Table.from_batches([batch]), names)
+        except FileNotFoundError:
+            raise
+        except (pa.ArrowException, OSError, ValueError, KeyError) as error:
+            raise _damaged(path, error) from error
+
+    def of_runs(self) -> dict[Path, set[str]]:
+        """The files that say whose records they hold, and whose that is. Damaged ones say nothing."""
+        found = {}
+        for path in self._segments():
+            with contextlib.suppress(pa.ArrowException, OSError, ValueError):
+                whose = (pq.read_schema(path).metadata or {}).get(OF_RUN.encode())
+                found[path] = {whose.decode("utf-8", "replace")} if whose else set()
+        lines = read_lines(self.folder / JOURNAL)
+        return found | {self.folder / JOURNAL: {str(line[OF_RUN]) for line in lines if line.get(OF_RUN)}}
+
+    def in_journal(self) -> pa.Table:
+        """The records that are in no segment yet. Raises RecordError."""
+        return self._journal_table()
+
     def lacks(self, name: str) -> bool:
         """True when any record has an empty list in the field `name` or is older than the field. Reads no other
         column of the segments and passes over damaged files."""
@@ -393,12 +439,12 @@ class Journal:
     def _segments(self) -> list[Path]:
         if not self.folder.is_dir():
             return []
-        return sorted((p for p in self.folder.iterdir() if _SEGMENT.fullmatch(p.name)), key=_numbers)
+        return sorted((p for p in self.folder.iterdir() if SEGMENT.fullmatch(p.name)), key=_numbers)
 
     def _read_segment(self, path: Path) -> pa.Table:
         try:
             with open(path, "rb") as file:
-                return self.columns.conform(pq.read_table(file))
+                return self.columns.conform(pq.read_table(file, page_checksum_verification=True))
         except FileNotFoundError:
             raise  # merged away meanwhile
         except (pa.ArrowException, OSError, ValueError, KeyError) as error:
@@ -408,8 +454,9 @@ class Journal:
         if number is None:
             number = max((_numbers(p)[0] for p in self._segments()), default=-1) + 1
         steps = table["step"].to_numpy()
+        table = table.replace_schema_metadata({OF_RUN: self.run} if self.run else None)
         path = self.folder / f"segment-{number:05d}_steps-{steps.min():07d}-{steps.max():07d}.parquet"
-        write_with(path, lambda file: pq.write_table(table, file, compression="zstd"))
+        write_with(path, lambda file: pq.write_table(table, file, compression="zstd", write_page_checksum=True))
 
     def _concat(self, tables: Sequence[pa.Table]) -> pa.Table:
         return pa.concat_tables(tables) if tables else self.columns.schema.empty_table()
@@ -430,7 +477,7 @@ def _damaged(path: Path, error: Exception) -> RecordError:
 
 
 def _numbers(path: Path) -> tuple[int, int, int]:
-    match = _SEGMENT.fullmatch(path.name)
+    match = SEGMENT.fullmatch(path.name)
     assert match is not None
     number, first, last = map(int, match.groups())
     return number, first, last

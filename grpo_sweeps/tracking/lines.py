@@ -10,6 +10,7 @@ import json
 import math
 import statistics
 import sys
+import zlib
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -22,6 +23,28 @@ LARGEST = int(sys.float_info.max)
 LATEST = 1e11  # seconds since the epoch: a larger number is not a time
 TAIL_BYTES = 65536  # read from the end of a file: more than the last fifty steps
 TAIL = 4096  # bytes of a growing file that are compared before the place
+_CHECKSUM = b',"crc32":'  # ends a line, with a number: the CRC-32 of the line without it
+_LONGEST = len(_CHECKSUM) + len(b"4294967295}")
+
+
+def with_checksum(line: bytes) -> bytes:
+    """A JSON object on one line with its checksum as the last key."""
+    return line if line == b"{}" else b"%b%b%d}" % (line[:-1], _CHECKSUM, zlib.crc32(line))
+
+
+def parsed(line: str | bytes) -> Any:
+    """The content of a line, without the checksum that `with_checksum` gave it; older lines have none.
+
+    Raises ValueError where the line is no JSON or is not what its checksum belongs to.
+    """
+    data = line.encode("utf-8", "surrogatepass") if isinstance(line, str) else line
+    start = data.rfind(_CHECKSUM, max(0, len(data) - _LONGEST))
+    if start < 0:
+        return json.loads(data)
+    content = json.loads(data[:start] + b"}")
+    if data[start + len(_CHECKSUM) :] != b"%d}" % zlib.crc32(data[:start] + b"}"):
+        raise ValueError("it is not what its checksum belongs to")
+    return content
 
 
 def number_to_json(value: float) -> float | str:
@@ -48,10 +71,10 @@ def parse_lines(lines: Iterable[str | bytes]) -> tuple[list[dict[str, Any]], lis
     found, faults = [], []
     for line in lines:
         try:
-            content = json.loads(line)
+            content = parsed(line)
             fault = line_fault(content)
-        except ValueError:
-            fault = "it is no JSON"
+        except ValueError as error:
+            fault = "it is no JSON" if isinstance(error, json.JSONDecodeError | UnicodeDecodeError) else str(error)
         if fault:
             faults.append(fault)
         else:

@@ -4,6 +4,7 @@
     grams/           GroupRecord        completions/   Completion
     evals/           EvalRecord         updates/       UpdateRecord
                      each a journal, flushed at each step and compacted into Parquet at checkpoints
+    seal.json        what all of them held at the last checkpoint, see `seal`
 
 One process writes a run's record; any number may read it meanwhile. A run that goes on from a checkpoint calls
 `truncate_after` with the checkpoint's last step first: steps that it will run again would otherwise be there twice.
@@ -11,6 +12,8 @@ One process writes a run's record; any number may read it meanwhile. A run that 
 
 from __future__ import annotations
 
+import os
+import shutil
 import time
 import warnings
 from collections.abc import Callable, Mapping, Sequence
@@ -23,6 +26,7 @@ import yaml
 
 from grpo_sweeps.tracking.journal import Journal, LineFile, read_lines
 from grpo_sweeps.tracking.lines import METRICS, left_out, line_fault, number_from_json, number_to_json
+from grpo_sweeps.tracking.seal import Keeps, Sealer
 from grpo_sweeps.tracking.status import RecordError, RunStatus, read_status, write_status
 from grpo_sweeps.types import Completion, EvalRecord, GroupRecord, UpdateRecord
 
@@ -50,6 +54,7 @@ __all__ = [
 ]
 
 CONFIG = "config.yaml"
+BEFORE = ".before"  # in a run's folder: records past the checkpoint that it went on from, until it has ended
 
 
 def _groups(run_dir: Path | str) -> Journal:
@@ -70,6 +75,16 @@ def _updates(run_dir: Path | str) -> Journal:
     return Journal(Path(run_dir) / "updates", UpdateRecord, ("step", "name"), order=("step",))
 
 
+def journals(run_dir: Path | str) -> tuple[Journal, Journal, Journal, Journal]:
+    """The folders of records: grams, completions, evals, updates."""
+    return _groups(run_dir), _completions(run_dir), _evals(run_dir), _updates(run_dir)
+
+
+def forget_kept_aside(run_dir: Path) -> None:
+    """Remove what `LocalRecord.begin` kept aside: the run has ended, and done those steps again."""
+    shutil.rmtree(run_dir / BEFORE, ignore_errors=True)
+
+
 class LocalRecord:
     """Writes one run's record. A context manager; leaving it compacts everything into one segment per folder, or, after
     an exception, only what is still in the journals (a run that is asked to stop has little time).
@@ -80,8 +95,40 @@ class LocalRecord:
     def __init__(self, run_dir: Path | str) -> None:
         self.run_dir = Path(run_dir)
         self._metrics = LineFile(self.run_dir / METRICS)
-        self._journals = (_groups(run_dir), _completions(run_dir), _evals(run_dir), _updates(run_dir))
+        self._journals = journals(run_dir)
+        self._sealer = Sealer(self.run_dir)
         self._closed = False
+
+    def begin(self, identity: str, keeps: Keeps) -> None:
+        """Go on from a checkpoint of `keeps.first` steps: drop what is of later ones, note what is kept from there.
+
+        What is dropped stays in `.before/` until the run has ended.
+        """
+        for journal in self._journals:
+            journal.run = identity
+        self._keep_aside(keeps.first)
+        self.truncate_after(keeps.first - 1)
+        self._sealer.begin(identity, keeps, keeps.first)
+
+    def _keep_aside(self, first: int) -> None:
+        """Link what holds records of step `first` or later into `.before/<n>/`; the files are replaced, not changed."""
+        files = [p for journal in self._journals for p in journal.holding(first)]
+        if any(line_fault(line) is None and line["step"] >= first for line in read_lines(self.run_dir / METRICS)):
+            files.append(self.run_dir / METRICS)
+        if not files:
+            return
+        number = len(list((self.run_dir / BEFORE).glob("*")))
+        for path in files:
+            target = self.run_dir / BEFORE / f"{number:05d}" / path.relative_to(self.run_dir)
+            target.parent.mkdir(parents=True, exist_ok=True)
+            try:
+                os.link(path, target)
+            except OSError:  # a file system without links
+                shutil.copyfile(path, target)
+
+    def seal(self, checkpoint: int | None = None) -> None:
+        """Note what the record holds, so that a loss is noticed; `checkpoint`: steps in one that was just written."""
+        self._sealer.write(checkpoint)
 
     def log_metrics(self, step: int, metrics: Mapping[str, Any]) -> None:
         """Write one line. Values are numbers (or one-element arrays and tensors); NaN and infinities are kept by name.
@@ -121,6 +168,7 @@ class LocalRecord:
 
     def truncate_after(self, step: int) -> None:
         """Drop every record of a step later than `step` (going on from a checkpoint). -1 drops all."""
+        self._sealer.drop()
         self._metrics.keep(lambda line: line_fault(line) is None and line["step"] <= step)
         for journal in self._journals:
             journal.truncate_after(step)
@@ -132,6 +180,7 @@ class LocalRecord:
         self._closed = True
         try:
             self.compact(merge)
+            self.seal()
         finally:
             self._metrics.close()
             for journal in self._journals:

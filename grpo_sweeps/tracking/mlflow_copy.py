@@ -129,6 +129,28 @@ def copy_run(store: Store, run_dir: Path, status: RunStatus, parent_id: str, ver
     return copied
 
 
+def ended(status: RunStatus) -> bool:
+    """Whether a run writes no more, so that its copy can be as its record."""
+    return status.state in ENDED or status.stale()
+
+
+def difference(store: Store, run_dir: Path, status: RunStatus) -> str:
+    """How the copy of an ended run is not as its record; empty where it is, or where this store has none."""
+    state = CopyState(run_dir, f"{status.sweep}/{status.identity}", store.uri, store.experiment)
+    run_id = state.store.run_id
+    if run_id is None:
+        return ""
+    later = f"python -m grpo_sweeps.sync sweep={status.sweep} mends it"
+    if not store.active(run_id):
+        return f"(run {run_id}) is no longer there; {later}"
+    path = run_dir / METRICS
+    points, there = _points(path.read_bytes() if path.exists() else b"", path), store.history(run_id)
+    lost = sum((clean_key(name), step) not in there for name, _, _, step in points)
+    if names := _contradicting(points, there, ended=True):
+        return f"(run {run_id}) has other values than the record ({', '.join(names[:5])}); {later}"
+    return f"(run {run_id}) lacks {lost} of {len(points)} points; {later}" if lost else ""
+
+
 def copy_parent(store: Store, sweep_dir: Path, statuses: Sequence[RunStatus], verify: bool = True) -> str:
     """Make or find the sweep's parent run; returns its id."""
     sweep = sweep_dir.name

@@ -53,6 +53,23 @@ class MLflowTracker:
         copied = mirror.copy(wait)
         return None if copied is None else replace(copied, problems=tuple(mirror.problems))
 
+    def compare(self, sweep_dir: Path, only: str | None = None) -> list[tuple[str, str]]:
+        """(run, sentence) for each run of which something was copied here and whose copy is not as its record.
+
+        Raises StoreError when the store cannot be reached.
+        """
+        from grpo_sweeps.tracking import mlflow_copy as copying
+
+        runs, _ = copying.read_statuses(sweep_dir, only)
+        store, found = None, []
+        for folder, status in runs:
+            if not (folder / copying.FILE_NAME).exists() or not copying.ended(status):
+                continue
+            store = store or Store(self.uri, self.experiment)
+            if sentence := copying.difference(store, folder, status):
+                found.append((status.name or folder.name, sentence))
+        return found
+
 
 class Mirror:
     """Copies one sweep (or one run of it) to one store, pass by pass; remembers what has not changed."""

@@ -28,6 +28,7 @@ BAD_VALUE = {
     "run": ("R=x", "an integer"),
     "check": ("R=x", "an integer"),
     "status": ("json=yes", "true or false"),
+    "verify": ("copies=perhaps", "true or false"),
     "cancel": ("runs_dir=nowhere", "no such folder"),
     "report": ("sweep=a/b", "one folder name"),
     "credit": ("prompts=x", "a whole number"),

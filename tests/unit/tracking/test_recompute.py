@@ -12,6 +12,7 @@ import pytest
 
 from grpo_sweeps.sweep.overview import collect
 from grpo_sweeps.tracking import recompute
+from grpo_sweeps.tracking.journal import read_lines
 from grpo_sweeps.tracking.lines import METRICS, RECOMPUTED
 from grpo_sweeps.tracking.local import LocalRecord, read_groups, read_metrics
 from grpo_sweeps.tracking.locks import only_writer
@@ -30,7 +31,7 @@ def sweep_of(run: Path) -> tuple[list[str], list[str]]:
 
 
 def lines_of(run: Path) -> list[dict[str, Any]]:
-    return [json.loads(line) for line in (run / METRICS).read_text().splitlines()]
+    return read_lines(run / METRICS)
 
 
 def assert_right(run: Path, steps: list[int] = STEPS) -> None:
