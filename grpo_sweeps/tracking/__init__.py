@@ -5,6 +5,7 @@
     recompute        values that older versions logged, corrected
     status           status.json: where a run stands, and whether it still lives
     provenance       which code and which packages made it
+    made_by, digests digests of code, functions, data and weights, and what of them differs
     locks            one writer per run
     tracker          what copies the record to another place, and how a configuration chooses it
     mirror           the process in which a tracker copies while runs go on, and `sync`
