@@ -79,15 +79,16 @@ def _of_status(run_dir: Path, status: RunStatus, steps: int, redo: str | None, c
     """The decision for a run that is not alive."""
     other_commit = status.commit != commit
     lacking = [] if status.state == "failed" else glance(run_dir, status)
-    if status.state == "finished" and status.step < steps:
-        lacking = lacking or lost_checkpoints(status.name, run_dir, status, seal_or_none(run_dir))
+    what = "its record is not whole"
+    if status.state == "finished" and status.step < steps and not lacking:
+        lacking, what = lost_checkpoints(status.name, run_dir, status, seal_or_none(run_dir)), "it cannot go on"
     at = f"{status.state} at step {status.step}"
     by = f" by another commit ({(status.commit or 'unknown')[:7]})" if other_commit else ""
     bad = status.state == "failed" or bool(lacking)
     if redo == "all" or (redo == "failed" and bad) or (redo == "stale" and other_commit):
         return Decision("redo", f"was {at}{by}")
     if lacking:
-        return Decision("skip", f"{at}, but its record is not whole: {in_words(lacking)}; {AFRESH}", "failed")
+        return Decision("skip", f"{at}, but {what}: {in_words(lacking)}; {AFRESH}", "failed")
     if status.state == "failed":
         return Decision("skip", f"{at}: {status.error or 'no reason recorded'}; redo=failed runs it again", "failed")
     if status.state == "finished":
