@@ -106,7 +106,7 @@ def _keeps(setup: Setup, first: int) -> Keeps:
     """What the run keeps from step `first` on."""
     analysis, trainer = setup.config.analysis, setup.config.trainer
     parameters = sum(p.requires_grad for _, p in setup.policy.model.named_parameters())
-    problems = len(setup.data.held_out[: trainer.eval_problems])
+    problems = len({problem.id for problem in setup.data.held_out[: trainer.eval_problems]})
     every = analysis.keep_completions_every, analysis.update_every, trainer.eval_every
     return Keeps(first, *every, parameters=parameters, problems=problems)
 

@@ -221,11 +221,12 @@ def _loop(config: RunConfig, run_dir: Path, writer: StatusWriter, log: logging.L
     from grpo_sweeps.loop.watch import Stopped, Watch
 
     def begin(done: int) -> None:
-        writer.step(done)
+        writer.update(step=done)  # at once: the records of later steps are gone
         ears.stops.begin()
 
     def step(done: int, total: int, metrics: Mapping[str, float]) -> None:
-        begin(done)
+        writer.step(done)
+        ears.stops.begin()
         log.info("step %d/%d  %s", done, total, _numbers(metrics))
 
     def guard() -> None:

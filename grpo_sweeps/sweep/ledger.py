@@ -102,14 +102,15 @@ def _of_status(
     """The decision for a run that is not alive."""
     made = _made(run_dir, status, commit, made_by)
     lacking = [] if status.state == "failed" else glance(run_dir, status)
-    if status.state == "finished" and status.step < steps:
-        lacking = lacking or lost_checkpoints(status.name, run_dir, status, seal_or_none(run_dir))
+    what = "its record is not whole"
+    if status.state == "finished" and status.step < steps and not lacking:
+        lacking, what = lost_checkpoints(status.name, run_dir, status, seal_or_none(run_dir)), "it cannot go on"
     at = f"{status.state} at step {status.step}"
     bad, stale = status.state == "failed" or bool(lacking), bool(made.by or made.changed)
     if redo == "all" or (redo == "failed" and bad) or (redo == "stale" and stale):
         return Decision("redo", f"was {at}{made.by}")
     if lacking:
-        return Decision("skip", f"{at}, but its record is not whole: {in_words(lacking)}; {AFRESH}", "failed")
+        return Decision("skip", f"{at}, but {what}: {in_words(lacking)}; {AFRESH}", "failed")
     if status.state == "failed":
         return Decision("skip", f"{at}: {status.error or 'no reason recorded'}; redo=failed runs it again", "failed")
     begun = status.step > 0 or status.state == "finished" or _has_checkpoint(run_dir)

@@ -62,7 +62,8 @@ def _examine(
         run = status.name or run
     except RecordError as error:
         status = None
-        found.append(Finding(run, STATUS, "whole", "gone or damaged", _after_path(error)))
+        text = f"{_after_path(error).partition(':')[0]}; the command that made the run makes it again from its records"
+        found.append(Finding(run, STATUS, "whole", "gone or damaged", text))
     if status is not None and status.state == "queued" and not status.step:
         return []  # it has not begun
     if status is not None and status.identity not in ("", run_dir.name):
@@ -145,9 +146,10 @@ def _of_status(
         found.append(Finding(run, STATUS, f"{asked} steps", f"{status.step} steps", text))
     if not isinstance(asked, int):
         return found  # too little is known of what it should hold
-    if not alive and (status.step > max(held.trained, default=-1) + 1 or (finished and reached > status.step)):
+    if (finished and reached != status.step) or (seal is None and not alive and status.step > reached):
         found.append(says_otherwise(run, status, reached))
-    steps = reached if alive else max(status.step, _reached(held, seal)) if not finished else status.step
+    steps = status.step if finished else reached if alive else _reached(held, seal)
+    steps = max(steps, status.step) if seal is None and not alive else steps
     found += _steps(run, expected(config, seal, steps, finished), held)
     if not alive and not finished and status.state != "failed":
         found += _half_a_step(run, held, steps)
@@ -214,15 +216,16 @@ def _lacks(run: str, what: str, wanted: str, have: object, of: str, steps: list[
     return Finding(run, what, wanted, str(have), f"lacks {of} {words(steps)}")
 
 
-def _half_a_step(run: str, held: Held, step: int) -> list[Finding]:
-    """Records of a step that has no line of metrics: of an interrupted run, whose last line may be lost."""
-    there = [f"{name}/" for name in FOLDERS if name != "evals" and held.count(name, step)]
-    if held.count("evals", step) and step not in held.evaluated:
-        there.append("evals/")
-    if not there:
+def _half_a_step(run: str, held: Held, steps: int) -> list[Finding]:
+    """Records of steps that have no line of metrics: of an interrupted run, whose last lines may be lost."""
+    later = {step: name for name in FOLDERS if name != "evals" for step in held.rows.get(name, {}) if step >= steps}
+    later |= {step: "evals" for step in held.rows.get("evals", {}) if step >= steps and step not in held.evaluated}
+    if not later:
         return []
-    text = f"holds nothing of step {step}, of which {there[0]} does: it was cut, or the run was killed just then"
-    return [Finding(run, METRICS, f"a line of step {step}", "none", text)]
+    text = (
+        f"holds nothing of {words(later)}, of which {later[min(later)]}/ does: it was cut, or the run killed just then"
+    )
+    return [Finding(run, METRICS, f"lines of {words(later)}", "none", text)]
 
 
 def _checkpoints(run: str, run_dir: Path, held: Held, seal: Seal | None) -> list[Finding]:

@@ -76,7 +76,8 @@ def glance(run_dir: Path, status: RunStatus, lines: Sequence[Mapping[str, Any]] 
         return []  # nothing of a run, or nothing but lines that no record belongs to
     found = _sizes(run, run_dir, seal) if seal is not None else []
     if seal is None or METRICS in seal.files:
-        found += _last_step(run, run_dir, status, last_lines(run_dir / METRICS)[0] if lines is None else lines)
+        known = last_lines(run_dir / METRICS)[0] if lines is None else lines
+        found += _last_step(run, run_dir, status, seal, known)
     found += _folders(run, run_dir, status, seal)
     if status.state != "finished":
         found += lost_checkpoints(run, run_dir, status, seal)
@@ -113,17 +114,30 @@ def _merged(run_dir: Path, name: str) -> bool:
     return any(n > number and a <= first and last <= b for n, a, b in spans)
 
 
-def _last_step(run: str, run_dir: Path, status: RunStatus, lines: Sequence[Mapping[str, Any]]) -> list[Finding]:
-    """Whether metrics.jsonl reaches the step that the status says."""
+def _last_step(
+    run: str, run_dir: Path, status: RunStatus, seal: Seal | None, lines: Sequence[Mapping[str, Any]]
+) -> list[Finding]:
+    """Whether metrics.jsonl reaches the step that the status says, or in a run that goes on, its checkpoint.
+
+    One that was killed just when it went back to its checkpoint may have a status of a later step.
+    """
     steps = [line["step"] for line in lines if "reward" in line]
     held = max(steps) + 1 if steps else 0
     if held == 0 and not status.step:
         return []
     if not (run_dir / METRICS).exists():
         return [Finding(run, METRICS, f"{status.step} steps", "gone", "is gone")]
+    if status.state != "finished" and seal is not None:
+        return [] if held >= seal.checkpoint else [behind_checkpoint(run, seal, held)]
     if held < status.step or (status.state == "finished" and held > max(status.step, status.total)):
         return [says_otherwise(run, status, held)]
     return []
+
+
+def behind_checkpoint(run: str, seal: Seal, held: int) -> Finding:
+    """The finding that the lines of metrics do not reach the checkpoint."""
+    text = f"holds {held} steps, and the last checkpoint is of step {seal.checkpoint}"
+    return Finding(run, METRICS, f"{seal.checkpoint} steps", f"{held} steps", text)
 
 
 def says_otherwise(run: str, status: RunStatus, held: int) -> Finding:

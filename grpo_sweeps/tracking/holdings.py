@@ -140,31 +140,25 @@ def _metrics(path: Path, held: Held) -> None:
 def _journal(journal: Journal, held: Held, files: dict[str, tuple[int, str]], measured: Callable[[int], bool]) -> None:
     """Add the records of one folder."""
     folder = journal.folder.name
-    grams = folder == "grams"
+    _lines_of(journal, held, measured)  # first, since what a compaction takes out of it is then found in a segment
     for path in journal.segments():
-        name = f"{folder}/{path.name}"
-        whole = name not in files or seals.digest(path) != files[name]
-        if whole and name in files:
-            held.faults.append(Fault(name, "is not what was written: it was changed since"))
-        names = [*journal.key, *(("weights", "gram", "rows") if grams and whole else ())]
-        names += [SAME[folder][1]] if whole and folder in SAME else []
-        try:
-            for table in journal.scan(path, names, whole):
-                _add(journal, table, held, measured if grams and whole else None)
-        except RecordError as error:
-            held.faults.append(Fault(name, f"cannot be read ({_reason(error)})"))
+        _segment(journal, path, held, files, measured)
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # what is damaged is said below
+        warnings.simplefilter("ignore")  # what is damaged has been said
         whose = journal.of_runs()
     for path, runs in whose.items():
         if others := sorted(runs - {journal.folder.parent.name}):
             held.faults.append(Fault(f"{folder}/{path.name}", f"belongs to the run {', '.join(others)}"))
-    name = f"{folder}/{JOURNAL}"
+
+
+def _lines_of(journal: Journal, held: Held, measured: Callable[[int], bool]) -> None:
+    """Add the records that are in no segment yet."""
+    name = f"{journal.folder.name}/{JOURNAL}"
     try:
         with warnings.catch_warnings(record=True) as caught:
             warnings.simplefilter("always")
             table = journal.in_journal()
-        _add(journal, table, held, measured if grams else None)
+        _add(journal, table, held, measured if journal.folder.name == "grams" else None)
         held.faults += [Fault(name, f"is damaged ({_reason(warning.message)})") for warning in caught]
     except RecordError as error:
         held.faults.append(Fault(name, f"cannot be read ({_reason(error)})"))
@@ -172,6 +166,24 @@ def _journal(journal: Journal, held: Held, files: dict[str, tuple[int, str]], me
         held.faults.append(Fault(name, f"cannot be read ({error.strerror})"))
     if _torn(journal.folder / JOURNAL):
         held.faults.append(Fault(name, "ends in a line that was cut short", torn=True))
+
+
+def _segment(
+    journal: Journal, path: Path, held: Held, files: dict[str, tuple[int, str]], measured: Callable[[int], bool]
+) -> None:
+    """Add the records of a segment."""
+    folder = journal.folder.name
+    name, grams = f"{folder}/{path.name}", folder == "grams"
+    whole = name not in files or seals.digest(path) != files[name]
+    if whole and name in files:
+        held.faults.append(Fault(name, "is not what was written: it was changed since"))
+    names = [*journal.key, *(("weights", "gram", "rows") if grams and whole else ())]
+    names += [SAME[folder][1]] if whole and folder in SAME else []
+    try:
+        for table in journal.scan(path, names, whole):
+            _add(journal, table, held, measured if grams and whole else None)
+    except RecordError as error:
+        held.faults.append(Fault(name, f"cannot be read ({_reason(error)})"))
 
 
 def _add(journal: Journal, table: pa.Table, held: Held, measured: Callable[[int], bool] | None) -> None:

@@ -107,6 +107,7 @@ class LocalRecord:
         for journal in self._journals:
             journal.run = identity
         self._keep_aside(keeps.first)
+        self._sealer.drop(keeps.first)
         self.truncate_after(keeps.first - 1)
         self._sealer.begin(identity, keeps, keeps.first)
 

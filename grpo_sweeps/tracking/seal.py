@@ -143,9 +143,13 @@ class Sealer:
         self.seal = Seal(identity, checkpoint, before if same else (*before, keeps))
         self.write()
 
-    def drop(self) -> None:
-        """Forget the files, before some of them are cut: a kill in between leaves no seal that they break."""
-        self.seal = Seal(self.seal.identity, self.seal.checkpoint, self.seal.keeps)
+    def drop(self, checkpoint: int | None = None) -> None:
+        """Forget the files, before some of them are cut: a kill in between leaves no seal that they break.
+
+        checkpoint: steps in the one that the run goes on from.
+        """
+        done = self.seal.checkpoint if checkpoint is None else checkpoint
+        self.seal = Seal(self.seal.identity, done, self.seal.keeps)
         write(self.run_dir, self.seal)
         self._metrics, self._read = hashlib.sha256(), 0
 

@@ -63,6 +63,9 @@ class Tracker(Protocol):
     constructor opens nothing and imports nothing heavy. It raises ConfigError, one sentence, for settings that it
     cannot use, and NotInstalled where a package is missing; the runs then go on with the local record alone.
 
+    It may also have `compare(sweep_dir, only)`, which `python -m grpo_sweeps.verify` calls: (run, sentence) for each
+    run whose copy is not as its record.
+
     Attributes:
         name: what the place is called in sentences ("MLflow").
         place: the address in sentences, without user and password.

@@ -64,7 +64,9 @@ def test_the_counting_sees_what_is_lost_doubled_and_changed(tmp_path: Path, chec
     assert (short.lost, short.doubled, short.largest) == (2, 0, float("inf"))
     twice = made(tmp_path / "twice")
     lines = (twice / "metrics.jsonl").read_text().splitlines(keepends=True)
-    (twice / "metrics.jsonl").write_text("".join([*lines, lines[-1].replace('"reward":1.0', '"reward":1.25')]))
+    other = {**json.loads(lines[-1]), "reward": 1.25}
+    del other["crc32"]  # it belongs to the line as it was
+    (twice / "metrics.jsonl").write_text("".join([*lines, json.dumps(other) + "\n"]))
     (segment,) = (twice / "evals").glob("segment-*")
     shutil.copy(segment, segment.with_name("segment-00007_steps-0000000-0000002.parquet"))
     found = check.compare(twice, whole)
@@ -92,12 +94,12 @@ def test_a_made_sweep_is_read_like_a_trained_one(tmp_path: Path) -> None:
     assert len(folders) == 2
     for folder in folders:
         assert len(read_groups(folder)) == 120 and all(record.gram is not None for record in read_groups(folder))
-        assert read_metrics(folder).shape == (30, 2 + 20)  # step, time, and the twenty
+        assert read_metrics(folder).shape == (31, 2 + 21)  # step, time, the twenty, and what evaluations log
     again = tool("made_sweep.py", *words, cwd=tmp_path)
     assert again.returncode == 2 and "it is there already" in again.stderr
 
 
-@pytest.mark.parametrize("name", ["faults.py", "made_sweep.py", "dead_server.py", "overhead.py"])
+@pytest.mark.parametrize("name", ["faults.py", "made_sweep.py", "dead_server.py", "overhead.py", "record_damage.py"])
 def test_a_bad_word_is_one_sentence_and_exit_code_2(tmp_path: Path, name: str) -> None:
     done = tool(name, "colour=red", cwd=tmp_path)
     assert done.returncode == 2 and done.stderr.count("\n") == 1

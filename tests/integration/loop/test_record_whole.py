@@ -288,6 +288,17 @@ def test_a_lost_status_of_an_interrupted_run_lets_it_go_on(place: Place) -> None
     assert recover(place.dir) and place.run().state == "finished" and place.verify() == 0
 
 
+def test_a_kill_on_the_way_back_to_the_checkpoint_is_no_loss(place: Place) -> None:
+    """The status still says the later step, and the records of it are gone."""
+    interrupt(place, 2)
+    status = read_status(place.dir)
+    write_status(
+        place.dir, dataclasses.replace(status, state="running", step=3, pid=2**22 + 1, host=os.uname().nodename)
+    )
+    assert place.lacks() == [] and place.verify() == 0 and place.decision().action == "continue"
+    assert place.run().state == "finished" and place.verify() == 0
+
+
 def test_what_is_done_again_is_kept_aside_until_the_run_has_ended(place: Place) -> None:
     """A kill after step 3, one past the checkpoint."""
 
