@@ -25,6 +25,7 @@ from grpo_sweeps.cli import aligned, count, plain, say
 from grpo_sweeps.config import RunConfig, TrackingConfig, to_mapping
 from grpo_sweeps.sweep import preflight
 from grpo_sweeps.sweep.execute import LOG_FILE, RunResult, Signals, execute
+from grpo_sweeps.sweep.identity import identity
 from grpo_sweeps.sweep.ledger import status_or_none
 from grpo_sweeps.sweep.plan import Plan, PlannedRun, gpus_of
 from grpo_sweeps.tracking.lines import SAMPLER
@@ -135,7 +136,7 @@ def take_off(run: PlannedRun, folder: Path) -> Flight:
     from grpo_sweeps.sweep.launch import free_memory, interruptible
 
     config = checked(run.config, folder)
-    run_dir = paths.run_dir(folder, config.sweep, run.identity)
+    run_dir = paths.run_dir(folder, config.sweep, identity(config))  # a record's folder has its run's name
     flight = Flight(config, run.name, start_s=seconds_since_start())
     for step in range(1, STEPS + 1):
         began = time.perf_counter()
