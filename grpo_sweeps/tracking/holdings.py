@@ -43,12 +43,14 @@ class Fault:
 
 @dataclass
 class Held:
-    """What is there. rows: by folder and step the keys of its records. bare: by step, groups that lack their Gram.
+    """What is there, of the run `identity`.
 
+    rows: by folder and step the keys of its records. bare: by step, groups that lack their Gram.
     logged: what the lines of metrics say of a step that its records say as well (`SAME`). values: by folder, step and
     key that number of each record whose file no seal vouches for.
     """
 
+    identity: str
     trained: set[int] = field(default_factory=set)
     logged: dict[int, dict[str, float]] = field(default_factory=dict)
     values: dict[str, dict[int, dict[Any, float]]] = field(default_factory=dict)
@@ -92,7 +94,7 @@ def hold(run_dir: Path, seal: Seal | None, measured: Callable[[int], bool], stat
         measured: whether a step measures Grams.
         states: also read each checkpoint's state, against its digest.
     """
-    held = Held()
+    held = Held(seal.identity if seal is not None and seal.identity else run_dir.name)
     _metrics(run_dir / METRICS, held)
     files = seal.files if seal is not None else {}
     for journal in journals(run_dir):
@@ -147,7 +149,7 @@ def _journal(journal: Journal, held: Held, files: dict[str, tuple[int, str]], me
         warnings.simplefilter("ignore")  # what is damaged has been said
         whose = journal.of_runs()
     for path, runs in whose.items():
-        if others := sorted(runs - {journal.folder.parent.name}):
+        if others := sorted(runs - {held.identity}):
             held.faults.append(Fault(f"{folder}/{path.name}", f"belongs to the run {', '.join(others)}"))
 
 
