@@ -220,8 +220,9 @@ def _since(sweep: Sweep) -> list[str]:
         names = ", ".join(sorted({f"commit {_commit(sweep, run)}, code {made[run].package[:7]}" for run in older}))
         here = f"commit {(source.commit() or 'unknown')[:7]}, code {now[:7]}"
         found.append(f"Other code of the package than today's made {_some(older, sweep)}: {names}; now {here}.")
-    if unknown := [str(run) for run in sweep.runs["run"] if run not in made and run not in sweep.waiting]:
-        found.append(f"Not known: which code, functions, data and weights made {_some(unknown, sweep)}.")
+    started = [str(run) for run in sweep.runs["run"] if run not in sweep.waiting]
+    if unknown := [run for run in started if run not in made or made[run].since]:
+        found.append(f"Not known: which code, functions, data and weights made {_some(unknown, sweep)}, or began them.")
     return found
 
 

@@ -141,7 +141,7 @@ class _Made:
 
 
 def _made(run_dir: Path, status: RunStatus, commit: str | None, now: MadeBy) -> _Made:
-    before = provenance.read(run_dir) or provenance.Source()
+    before = provenance.read(run_dir, with_diff=False) or provenance.Source()
     changed = "; ".join(changes(before.made_by, now))
     other = other_code(before.made_by, now)
     if other is None:

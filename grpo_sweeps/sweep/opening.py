@@ -98,8 +98,10 @@ class Opening:
             self._before[run.identity] = _Before(files, new, aside)
             seals.rewrite(run.run_dir, CONFIG_FILE, as_yaml(run.frozen))
             self._source = self._source or provenance.snapshot(self.plan.command)
-            going_on = run.decision.action == "continue"  # what made it so far has been found to be the same, as known
-            made_by = run.made_by.or_else(provenance.read_made_by(run.run_dir)) if going_on else run.made_by
+            made_by = run.made_by
+            if run.decision.action == "continue":
+                status = status_or_none(run.run_dir)
+                made_by = made_by.going_on(provenance.read_made_by(run.run_dir), status.step if status else 0)
             provenance.write(run.run_dir, replace(self._source, made_by=made_by))
             write_status(run.run_dir, _queued(run, self.plan.command))
 

@@ -15,6 +15,9 @@ from grpo_sweeps.types import ConfigError, TaskData
 __all__ = ["Origin", "Origins", "Stale", "functions_of", "model_of", "told_apart"]
 
 
+SAME_EACH_TIME = "; a task must give the same problems each time that it is called"
+
+
 class Stale(ConfigError):
     """Something else would make the run now than made it so far, or than it was submitted with."""
 
@@ -108,7 +111,7 @@ class Origin:
             return
         now = replace(self._now, data=digests.of_data(data), weights=model_of(self.config.model))
         if sentence := _sentence(changes(before.made_by, now)):
-            raise Stale(sentence)
+            raise Stale(sentence + SAME_EACH_TIME if now.data != before.made_by.data else sentence)
         whole = before.made_by.or_else(now)
         if whole != before.made_by and before.made_by.known:
             provenance.write(self.run_dir, replace(before, made_by=whole))

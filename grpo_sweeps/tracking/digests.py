@@ -27,6 +27,7 @@ from grpo_sweeps.types import Problem, TaskData
 
 PACKAGE = Path(__file__).resolve().parents[1]
 OWN = ("grpo_sweeps", "hydra_plugins")
+FOLDERS = ("grpo_sweeps", "hydra_plugins/grpo_launcher")  # beside which others may have installed plugins of theirs
 # What no run imports: reading records, exact policies, what tells of runs. Their code does not make a run.
 NOT_OF_A_RUN = (
     "report", "science", "credit", "publish", "benchmarks", "exact", "paper.py", "__main__.py", "bench.py", "cancel.py",
@@ -142,10 +143,10 @@ def of_folder(root: Path, known: Iterable[Code] = (), cache: Path | None = None)
 def code_files(root: Path) -> list[Path]:
     """The files of code below `root` that a run can import, sorted by their path in there."""
     found = []
-    for own in OWN:
+    for own in FOLDERS:
         for folder, folders, names in os.walk(root / own):
             place = Path(folder).relative_to(root / own)
-            left_out = NOT_OF_A_RUN if place == Path() and own == OWN[0] else ()
+            left_out = NOT_OF_A_RUN if place == Path() and own == FOLDERS[0] else ()
             folders[:] = [name for name in folders if name not in ("__pycache__", "_data", *left_out)]
             found += [Path(folder) / name for name in names if name.endswith(CODE) and name not in left_out]
     return sorted(found, key=lambda path: path.relative_to(root).as_posix())

@@ -23,13 +23,16 @@ HALVES = {"train": "training problems", "held_out": "held-out problems"}
 @dataclass(frozen=True)
 class MadeBy:
     """package: the syntax of the package's own code, package_bytes: its bytes. functions: "reward._target_=my.reward"
-    -> {module: digest}. data: "train" and "held_out" -> number and digest. weights: file of the model -> digest."""
+    -> {module: digest}. data: "train" and "held_out" -> number and digest. weights: file of the model -> digest.
+
+    since: the step from which on this is known, for a run that was begun before digests were kept."""
 
     package: str = ""
     package_bytes: str = ""
     functions: dict[str, dict[str, str]] = field(default_factory=dict)
     data: dict[str, str] = field(default_factory=dict)
     weights: dict[str, str] = field(default_factory=dict)
+    since: int = 0
 
     @property
     def known(self) -> bool:
@@ -39,6 +42,10 @@ class MadeBy:
     @property
     def code(self) -> digests.Code:
         return digests.Code(self.package, self.package_bytes)
+
+    def going_on(self, other: MadeBy, step: int) -> MadeBy:
+        """What makes a run from `step` on that `other` made so far: the same, as far as that is known."""
+        return replace(self.or_else(other), since=other.since if other.known else step)
 
     def or_else(self, other: MadeBy) -> MadeBy:
         """The same, with what is not known taken from `other`."""

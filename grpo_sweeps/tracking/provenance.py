@@ -183,12 +183,12 @@ def write(run_dir: Path, source: Source) -> None:
     write_text(run_dir / SOURCE_JSON, json.dumps(content, indent=1) + "\n")
 
 
-def read(run_dir: Path) -> Source | None:
+def read(run_dir: Path, with_diff: bool = True) -> Source | None:
     """The source that was written; None where there is none that can be read."""
     try:
         content = json.loads((run_dir / SOURCE_JSON).read_text(encoding="utf-8"))
         path = run_dir / SOURCE_DIFF
-        diff = path.read_text(encoding="utf-8", errors="replace") if path.exists() else ""
+        diff = path.read_text(encoding="utf-8", errors="replace") if with_diff and path.exists() else ""
         return Source(**{**content, "diff": diff, "made_by": from_json(content.get("made_by"))})
     except (OSError, ValueError, TypeError, AttributeError):  # missing, damaged, or of another version
         return None

@@ -107,3 +107,12 @@ def test_a_machine_s_own_values_are_found_in_a_folder_of_the_user_s(installed: P
     words = ["--config-dir", "own", "R=2", "hydra/launcher=submitit_slurm", "--cfg", "all"]
     done = run(sys.executable, "-m", "grpo_sweeps.run", *words, cwd=tmp_path, PYTHONPATH=str(installed))
     assert "\nruns_dir: elsewhere\n" in done.stdout and "    partition: gpu\n" in done.stdout
+
+
+def test_the_wheels_code_is_that_of_the_checkout(installed: Path, tmp_path: Path) -> None:
+    """By its digest: a run that was begun from the one goes on from the other."""
+    from grpo_sweeps.tracking.digests import of_folder
+
+    ask = "from grpo_sweeps.tracking.digests import PACKAGE, of_package; print(PACKAGE.parent, of_package().syntax)"
+    done = run(sys.executable, "-c", ask, cwd=tmp_path, PYTHONPATH=str(installed))
+    assert done.stdout.split() == [str(installed), of_folder(ROOT).syntax]

@@ -14,12 +14,16 @@ from typing import Any
 
 import pytest
 
+from grpo_sweeps.config import RunConfig
 from grpo_sweeps.models import tiny_path
-from grpo_sweeps.sweep.execute import execute
+from grpo_sweeps.sweep.execute import execute, result_of
+from grpo_sweeps.sweep.launch import exit_code
+from grpo_sweeps.sweep.origin import Origin, Stale
 from grpo_sweeps.tracking import digests, provenance
 from grpo_sweeps.tracking.digests import Code
 from grpo_sweeps.tracking.status import read_status, write_status
-from tests.unit.sweep.conftest import FAKE_LOOP, ROOT, frozen_config
+from grpo_sweeps.types import Problem, TaskData
+from tests.unit.sweep.conftest import ROOT, frozen_config
 
 pytestmark = pytest.mark.integration
 
@@ -194,6 +198,33 @@ def test_a_finished_run_of_other_code_is_skipped_with_a_line(
     assert run("redo=stale") == 0
 
 
+def test_a_record_of_before_goes_on_and_says_from_where_it_is_known(
+    run: Run, own_reward: Path, statuses: Statuses
+) -> None:
+    assert run(*OWN) == 0
+    source = only_run(own_reward) / "source.json"
+    source.write_text(json.dumps({key: one for key, one in json.loads(source.read_text()).items() if key != "made_by"}))
+    assert not provenance.read_made_by(source.parent).known
+    assert run(*OWN, "trainer.steps=5") == 0
+    assert provenance.read_made_by(source.parent).since == 3
+    assert run(*OWN, "trainer.steps=6") == 0
+    assert provenance.read_made_by(source.parent).since == 3
+    (own_reward / "my_words.py").write_text("GOOD = 'no'\n")
+    forget("my_reward", "my_words")
+    assert run(*OWN) == 2
+
+
+def test_a_task_that_gives_others_each_time_is_told_so(workplace: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    run_dir = workplace / "one"
+    assert execute(frozen_config(), run_dir).ok
+    origin = Origin(RunConfig.from_mapping(frozen_config()), run_dir)
+    assert origin.start() == ""
+    origin.loaded(TaskData([Problem("a", "1", "1")], []))
+    assert provenance.read_made_by(run_dir).data["train"].startswith("1 problems, "), "what was not known is written"
+    with pytest.raises(Stale, match="must give the same problems each time"):
+        origin.loaded(TaskData([Problem("a", "2", "1")], []))
+
+
 def test_another_commit_of_the_same_code_goes_on(run: Run, workplace: Path, statuses: Statuses) -> None:
     assert run() == 0
     (status,) = statuses().values()
@@ -215,7 +246,8 @@ def test_a_job_finds_at_its_start_what_changed_while_it_waited(
     forget("my_reward", "my_words")
     result = execute(frozen, run_dir)
     assert (result.state, result.config_error, result.step) == ("stale", True, 1)
-    assert result.error == read_status(run_dir).error
+    assert result.error == read_status(run_dir).error and result_of(run_dir) == result
+    assert exit_code([result]) == 2
     assert result.error.startswith("stale: reward._target_=my_reward.reward: my_words has changed; redo=stale makes")
     assert (run_dir / "metrics.jsonl").read_text() == records
     (own_reward / "my_words.py").write_text("GOOD = 'yes'\n")
@@ -254,6 +286,3 @@ def test_a_copied_folder_is_not_gone_on_with(run: Run, workplace: Path, capfd: p
     capfd.readouterr()
     assert run("-m", "R=2,4", "trainer.steps=5") == 1
     assert f"its folder holds the record of run {one.parent.name}" in capfd.readouterr().err
-
-
-assert FAKE_LOOP  # the stand-in that `workplace` puts in the place of the training loop

@@ -97,6 +97,10 @@ def test_other_code_than_todays_and_runs_that_do_not_say_it_are_named(pair: tupl
         and "commit 0123456, code aaaaaaa; now commit" in sentence and today in sentence
         for sentence in said
     )  # fmt: skip
+    provenance.write(pair[1], Source(made_by=ONE.going_on(MadeBy(), 1)))
+    assert any(
+        f"made 1 of 2 runs ({pair[1].name}), or began" in one for one in missing(load_sweep("s", pair[0].parents[1]))
+    )
     (pair[1] / "source.json").unlink()
     assert any(f"made 1 of 2 runs ({pair[1].name})" in one for one in missing(load_sweep("s", pair[0].parents[1])))
 

@@ -75,8 +75,10 @@ KINDS: tuple[Callable[[str, random.Random], str], ...] = (
 
 
 def checkout(place: Path) -> Path:
-    for name in digests.OWN:
+    for name in digests.FOLDERS:
         shutil.copytree(ROOT / name, place / name, ignore=shutil.ignore_patterns("__pycache__", "tiny"))
+    (place / "hydra_plugins" / "another").mkdir()
+    (place / "hydra_plugins" / "another" / "launcher.py").write_text("PLUGIN = 'of somebody else'\n")
     return place
 
 
