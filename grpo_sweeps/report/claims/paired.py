@@ -184,15 +184,18 @@ def _said(interval: Interval) -> str:
 
 def _ranks(groups: pd.DataFrame) -> str:
     values = [groups[f"effective_rank{end}"].astype(float).mean() for end in ("", "_other")]
-    return f"effective rank {values[0]:.2f} and {values[1]:.2f}"
+    return f"effective rank {values[1]:.2f}, where the other arm has {values[0]:.2f}"
 
 
 def c16(sweep: Sweep, pair: Pair, alpha: float) -> Claim:
     """The change of the rank from the plain arm to the one with credit by token, in the same groups."""
     findings = tuple(_c16_at(sweep, R, runs, alpha) for R, runs in pair.runs.items())
     remarks = [
-        f"The rule: the effective rank, and what it has beyond orthogonal rows of the same norms, both rise; a rise by "
-        f"less than {rules.RISE:g} is none. Norms alone can raise a rank, which is no structure.",
+        "The rule: the effective rank, and what it has beyond orthogonal rows of the same norms with equal texts made "
+        f"one, both rise; a rise by less than {rules.RISE:g} is none. Norms alone can raise a rank, which is no "
+        "structure.",
+        "Two things differ between the arms, the baseline and the credit by token: an arm with one advantage per "
+        "rollout and another baseline than the group's, where there is one, tells what the baseline does.",
         "Compared are the same groups at one policy: the first step's, and every step's where trainer.lr = 0.",
     ]
     for other in uniform_pairs(sweep):
@@ -215,7 +218,8 @@ def _c16_at(sweep: Sweep, R: int, runs: list[tuple[str, str]], alpha: float) -> 
     if not len(here):
         return nothing(R, "a higher rank")
     rise, structure = (change(here, alpha / 2, beyond) for beyond in (False, True))
-    measured = f"{_ranks(here)}, change {_said(rise)}; beyond the rows' own norms {_said(structure)}"
+    beyond = f"beyond orthogonal rows of these norms, equal texts once, {_said(structure)}"
+    measured = f"{_ranks(here)}, change {_said(rise)}; {beyond}"
     if len(later):
         measured += f"; later steps, of other policies, {_said(change(later, alpha / 2))}"
     least = min(rise, structure, key=lambda one: one.high)

@@ -10,6 +10,7 @@ The exact assertions (`controls`) hold for any records; where one fails, the rec
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 
 import pandas as pd
 
@@ -63,10 +64,19 @@ def rank_of_few(R: int, groups: pd.DataFrame, alpha: float) -> Interval:
     return Interval(middle.mean, low.low, high.high, middle.n, middle.clusters)
 
 
-def c7(arm: str, groups: dict[int, pd.DataFrame], alpha: float) -> Claim:
-    """The share of groups whose rank is above R - 1; `groups` by R, from `usable_groups`."""
+NOT_ZERO = "Not judged: the advantages of this arm's estimator do not sum to zero in a group."
+
+
+def c7(arm: str, kind: str, groups: dict[int, pd.DataFrame], alpha: float) -> Claim:
+    """The share of groups whose rank is above R - 1; `groups` by R, from `usable_groups`.
+
+    kind: as for `c2`; the claim is about advantages that sum to zero, and is not judged where they do not.
+    """
     findings = tuple(_c7_at(R, g, alpha) for R, g in groups.items())
+    if not kind:
+        findings = tuple(replace(finding, verdict=UNDECIDED) for finding in findings)
     remarks = (
+        *(() if kind else (NOT_ZERO,)),
         "The zero sum binds the advantages, not the rows: R rows of non-zero weight can have rank R. Only centring the "
         "rows brings the bound R - 1.",
         "A theorem that says 'at most' falls to a counterexample from any model.",
@@ -113,12 +123,12 @@ def c8(arm: str, kind: str, groups: dict[int, pd.DataFrame], alpha: float, scope
     verdict = all_of([f.verdict for f in findings])
     remarks = [*scope, *(_distinct_rank(R, g) for R, g in groups.items() if len(g))]
     if not kind:
-        remarks.append("Not judged: the advantages of this arm's estimator do not sum to zero in a group.")
+        remarks.append(NOT_ZERO)
     remarks += [
-        f"R = {R}: about 2 by repeated texts alone: without them the null is not about 2, with equal texts made one "
-        "the measured value is not told from it or it is about 2 too."
+        f"R = {R}: about 2 without structure, by repeated texts and the norms of the rows: with equal texts made one "
+        "the null is about 2 too, or the measured value is not told from it."
         for R, g in groups.items()
-        if len(g) and by_repeats(R, g, alpha)
+        if len(g) and ABOUT[0] <= g["effective_rank"].astype(float).mean() <= ABOUT[1] and by_repeats(R, g, alpha)
     ]
     columns = ["effective_rank", *CONTROLS]
     measured = [g[columns] for g in groups.values() if len(g)]
@@ -138,7 +148,8 @@ def c8(arm: str, kind: str, groups: dict[int, pd.DataFrame], alpha: float, scope
         verdict = UNDECIDED
         every = ", ".join(map(str, sorted(TABLE1)))
         remarks.append(f"'For every R' needs R = {every} together; at R = 2 no effective rank exceeds 2.")
-    remarks += other_definitions(groups, alpha)
+    if kind:
+        remarks += other_definitions(groups, alpha)
     return Claim("C8", arm, STATEMENTS["C8"].brief, verdict, findings, tuple(remarks))
 
 

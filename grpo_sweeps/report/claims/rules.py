@@ -87,11 +87,11 @@ IN_WORDS = (
     f"C8: 'about 2' means a mean effective rank within {MARGIN:g} of {ABOUT_TWO:g}. With fewer than {MIN_GROUPS} "
     "groups it is still not 'about 2' where Hoeffding's interval, which asks for independent prompts and seeds and for "
     f"no distribution, excludes it. 'For every R' holds from R = {', '.join(map(str, sorted(TABLE1)))} together, and "
-    "at no R where repeated texts alone bring the null to 'about 2'.",
+    "at no R where repeated texts and norms alone bring the null to 'about 2'.",
     f"C10, C21: numbers measured on one model are judged on that model, task and reward, and '{COMPARED}' elsewhere. "
     "Figure 2's order holds when the top-1 fraction at its R is above that at each other R of the table.",
     "C16: credit by token raises the rank when, in the same groups, the effective rank and what it has beyond the null "
-    f"of the rows' own norms both rise, and does not when one rises by less than {RISE:g}.",
+    f"of the rows' own norms with equal texts made one both rise, and does not when one rises by less than {RISE:g}.",
     "C19: clipping and KL leave the structure as it is when the effective rank of the same groups, after a first "
     f"update, changes by less than {SAME:g}.",
     f"C20: a step has about 2 directions when the effective rank of its stacked groups is about 2 in {MIN_STEPS} steps "

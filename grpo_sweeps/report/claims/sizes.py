@@ -51,7 +51,7 @@ def _c18_at(R: int, groups: pd.DataFrame, records: pd.DataFrame) -> Finding:
     middle = f"k = {low}" if low == high else f"k from {low} to {high}"
     measured = (
         f"groups of {middle} are {occur:.1%} of all and carry {carried:.1%} of the squared norm of "
-        "the groups' gradients"
+        "the gradients of the measured mixed groups"
     )
     return Finding(R, len(known), measured, "weight the same at every k", UNDECIDED, UNKNOWN, "the middle most")
 
@@ -77,8 +77,8 @@ def c20(
     """
     findings = tuple(_c20_at(R, g, records[R], metrics[metrics["R"] == R], alpha) for R, g in groups.items())
     remarks = [
-        "The matrix of a step has the rows of all its groups. Its effective rank is at least the mean of the groups' "
-        "own, weighted by their squared norms, and at most what it is when different groups are orthogonal; both "
+        "The matrix of a step has the rows of all its groups; here those of its mixed groups that were measured. Its "
+        "effective rank is at least the mean of the groups' own, weighted by their squared norms, and at most what it is when different groups are orthogonal; both "
         "follow from the groups' own Grams. With analysis.stacked_every above 0 it is measured.",
         f"The rule, with {rules.MIN_STEPS} steps or more: measured, the whole interval within {ABOUT[0]:g} to "
         f"{ABOUT[1]:g} or outside it; else it falls where the least value is above {ABOUT[1]:g} or the largest below "

@@ -106,7 +106,7 @@ def judge_claims(sweep: Sweep, alpha: float | None = None) -> list[Claim]:
         claims += [judge_one(arm, kind, records) for judge_one in (c2, c3, c4)]
         measured = [c5(arm, kind, groups, records, alpha), c6(arm, kind, records, sweep, alpha), c9(arm, groups, alpha)]
         claims += [replace(claim, remarks=(*about, *claim.remarks)) for claim in measured]
-        claims += [c7(arm, groups, alpha), c8(arm, kind, groups, alpha, about), c10(arm, groups, alpha, about)]
+        claims += [c7(arm, kind, groups, alpha), c8(arm, kind, groups, alpha, about), c10(arm, groups, alpha, about)]
         metrics = sweep.metrics[sweep.metrics["arm"] == arm]
         claims += [c18(arm, groups, records), c20(arm, groups, records, metrics, alpha), c21(arm, groups, alpha, about)]
         claims += [controls(arm, groups), shuffled(arm, groups, alpha, by_length(sweep, arm)), q3(arm, groups)]
