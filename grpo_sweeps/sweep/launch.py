@@ -98,7 +98,10 @@ def plan(
     if found.problems:
         raise ConfigError(found.problems[0])
     check_tasks(due, origins.tasks)
-    known = [replace(run, made_by=origins.of(run.config, data=True)) if run in made.due else run for run in made.runs]
+    known = [
+        replace(run, made_by=origins.of(run.config, data=True)) if run.decision.action != "skip" else run
+        for run in made.runs
+    ]
     return replace(made, runs=tuple(known), notes=(*made.notes, *found.notes))
 
 

@@ -7,7 +7,7 @@ import os
 import shutil
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -29,7 +29,7 @@ pytestmark = pytest.mark.integration
 
 Run = Callable[..., int]
 Statuses = Callable[..., dict[str, Any]]
-REWARD = "from my_words import GOOD\n\ndef reward(completion, problem, seed):\n    return float(GOOD in completion)\n"
+REWARD = "from own_words import GOOD\n\ndef reward(completion, problem, seed):\n    return float(GOOD in completion)\n"
 
 
 def only_run(place: Path) -> Path:
@@ -44,18 +44,19 @@ def forget(*modules: str) -> None:
 
 
 @pytest.fixture
-def own_reward(workplace: Path) -> Path:
+def own_reward(workplace: Path) -> Iterator[Path]:
     """A reward of the user's own that imports a second file."""
-    (workplace / "my_reward.py").write_text(REWARD)
-    (workplace / "my_words.py").write_text("GOOD = 'yes'\n")
-    forget("my_reward", "my_words")
-    return workplace
+    (workplace / "own_reward.py").write_text(REWARD)
+    (workplace / "own_words.py").write_text("GOOD = 'yes'\n")
+    forget("own_reward", "own_words")
+    yield workplace
+    forget("own_reward", "own_words")
 
 
-OWN = ("reward=custom", "reward._target_=my_reward.reward")
+OWN = ("reward=custom", "reward._target_=own_reward.reward")
 
 
-@pytest.mark.parametrize("file", ["my_reward.py", "my_words.py"])
+@pytest.mark.parametrize("file", ["own_reward.py", "own_words.py"])
 @pytest.mark.parametrize("more", [(), ("trainer.steps=5",)])
 def test_an_edited_reward_is_refused_until_redo(
     run: Run, own_reward: Path, capfd: pytest.CaptureFixture[str], file: str, more: tuple[str, ...]
@@ -66,14 +67,14 @@ def test_an_edited_reward_is_refused_until_redo(
     before = {path.name: path.read_bytes() for path in run_dir.iterdir() if path.is_file()}
     edited = (own_reward / file).read_text()
     (own_reward / file).write_text(f"# a comment\n{edited}")
-    forget("my_reward", "my_words")
+    forget("own_reward", "own_words")
     assert run(*OWN) == 0, "a comment changes nothing"
     (own_reward / file).write_text(edited.replace("'yes'", "'no'").replace("float(", "2 * float("))
-    forget("my_reward", "my_words")
+    forget("own_reward", "own_words")
     capfd.readouterr()
     assert run(*OWN, *more) == 2
     said = capfd.readouterr().err
-    assert f"reward._target_=my_reward.reward: {file.removesuffix('.py')} has changed" in said
+    assert f"reward._target_=own_reward.reward: {file.removesuffix('.py')} has changed" in said
     assert "stale: finished at step 3" in said and "redo=stale" in said and str(run_dir.name) in said
     assert {path.name: path.read_bytes() for path in run_dir.iterdir() if path.is_file()} == before
     assert run(*OWN, *more, "redo=stale") == 0
@@ -83,8 +84,8 @@ def test_an_edited_reward_is_refused_until_redo(
 
 def test_one_changed_run_starts_none_of_the_others(run: Run, own_reward: Path, statuses: Statuses) -> None:
     assert run("R=2", *OWN) == 0
-    (own_reward / "my_words.py").write_text("GOOD = 'no'\n")
-    forget("my_reward", "my_words")
+    (own_reward / "own_words.py").write_text("GOOD = 'no'\n")
+    forget("own_reward", "own_words")
     assert run("-m", "R=2,4,8", *OWN) == 2
     assert len(statuses()) == 1
     assert run("-m", "R=2,4,8", "dry_run=true", *OWN) == 0
@@ -209,8 +210,8 @@ def test_a_record_of_before_goes_on_and_says_from_where_it_is_known(
     assert provenance.read_made_by(source.parent).since == 3
     assert run(*OWN, "trainer.steps=6") == 0
     assert provenance.read_made_by(source.parent).since == 3
-    (own_reward / "my_words.py").write_text("GOOD = 'no'\n")
-    forget("my_reward", "my_words")
+    (own_reward / "own_words.py").write_text("GOOD = 'no'\n")
+    forget("own_reward", "own_words")
     assert run(*OWN) == 2
 
 
@@ -236,22 +237,22 @@ def test_a_job_finds_at_its_start_what_changed_while_it_waited(
     workplace: Path, own_reward: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The configuration is frozen at submission; the files that the job imports are not."""
-    frozen = {**frozen_config(), "reward": {"_target_": "my_reward.reward"}}
+    frozen = {**frozen_config(), "reward": {"_target_": "own_reward.reward"}}
     monkeypatch.syspath_prepend(str(workplace))
     run_dir = workplace / "runs" / "adhoc" / "one"
     assert execute(frozen, run_dir).ok
     write_status(run_dir, replace(read_status(run_dir), state="interrupted", step=1))
     records = (run_dir / "metrics.jsonl").read_text()
-    (own_reward / "my_words.py").write_text("GOOD = 'no'\n")
-    forget("my_reward", "my_words")
+    (own_reward / "own_words.py").write_text("GOOD = 'no'\n")
+    forget("own_reward", "own_words")
     result = execute(frozen, run_dir)
     assert (result.state, result.config_error, result.step) == ("stale", True, 1)
     assert result.error == read_status(run_dir).error and result_of(run_dir) == result
     assert exit_code([result]) == 2
-    assert result.error.startswith("stale: reward._target_=my_reward.reward: my_words has changed; redo=stale makes")
+    assert result.error.startswith("stale: reward._target_=own_reward.reward: own_words has changed; redo=stale makes")
     assert (run_dir / "metrics.jsonl").read_text() == records
-    (own_reward / "my_words.py").write_text("GOOD = 'yes'\n")
-    forget("my_reward", "my_words")
+    (own_reward / "own_words.py").write_text("GOOD = 'yes'\n")
+    forget("own_reward", "own_words")
     assert execute(frozen, run_dir).ok
 
 
@@ -272,7 +273,7 @@ def test_every_launcher_writes_what_made_its_runs(
     made = [provenance.read_made_by(path.parent) for path in own_reward.glob("runs/adhoc/*/status.json")]
     assert len(made) == 2 and made[0] == made[1]
     assert made[0].data["train"].startswith("8192 problems, ") and "model.safetensors" in made[0].weights
-    assert list(made[0].functions["reward._target_=my_reward.reward"]) == ["my_reward", "my_words"]
+    assert list(made[0].functions["reward._target_=own_reward.reward"]) == ["own_reward", "own_words"]
     assert made[0].code == digests.of_package()
 
 
