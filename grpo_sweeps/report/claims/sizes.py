@@ -78,8 +78,9 @@ def c20(
     findings = tuple(_c20_at(R, g, records[R], metrics[metrics["R"] == R], alpha) for R, g in groups.items())
     remarks = [
         "The matrix of a step has the rows of all its groups; here those of its mixed groups that were measured. Its "
-        "effective rank is at least the mean of the groups' own, weighted by their squared norms, and at most what it is when different groups are orthogonal; both "
-        "follow from the groups' own Grams. With analysis.stacked_every above 0 it is measured.",
+        "effective rank is at least the mean of the groups' own, weighted by their squared norms, and at most what it "
+        "is when different groups are orthogonal; both follow from the groups' own Grams. With analysis.stacked_every "
+        "above 0 it is measured.",
         f"The rule, with {rules.MIN_STEPS} steps or more: measured, the whole interval within {ABOUT[0]:g} to "
         f"{ABOUT[1]:g} or outside it; else it falls where the least value is above {ABOUT[1]:g} or the largest below "
         f"{ABOUT[0]:g}, and holds where both are within.",
