@@ -25,6 +25,7 @@ from grpo_sweeps.tracking.digests import of_package
 from grpo_sweeps.tracking.findings import examine
 from grpo_sweeps.tracking.glance import in_words
 from grpo_sweeps.tracking.made_by import MadeBy, mixed
+from grpo_sweeps.tracking.status import RecordError, another, read_status
 from grpo_sweeps.tracking.symptoms import known, symptoms
 
 GOING_ON = ("running", "queued")
@@ -87,7 +88,7 @@ def missing(sweep: Sweep) -> list[str]:
 
 def _records(sweep: Sweep) -> list[str]:
     """What the records of runs should hold and do not, one sentence per run, which `verify` lists in full."""
-    folders = sorted(path.parent for path in sweep.path.glob("[!.]*/status.json"))
+    folders = sorted(path.parent for path in sweep.path.glob("[!.]*/status.json") if not _is_copy(path.parent))
     folders += [Path(str(path)) for path in sweep.runs["path"] if Path(str(path)) not in folders]
     with ThreadPoolExecutor(max_workers=processors()) as pool:
         found = dict(zip(folders, pool.map(examine, folders), strict=True))
@@ -97,6 +98,14 @@ def _records(sweep: Sweep) -> list[str]:
         for folder, findings in found.items()
         if findings
     ]
+
+
+def _is_copy(run_dir: Path) -> bool:
+    """Whether the report leaves the folder out as another run's record, and has said so."""
+    try:
+        return bool(another(run_dir, read_status(run_dir)))
+    except RecordError:
+        return False
 
 
 def _where(sweep: Sweep, arm: str, R: int) -> str:
