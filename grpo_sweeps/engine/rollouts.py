@@ -35,6 +35,11 @@ class Rollout:
         return len(self.completion_ids)
 
 
+def width(rollouts: Sequence[Rollout]) -> int:
+    """Tokens of the longest of them, prompt and completion."""
+    return max(len(one.prompt_ids) + one.length for one in rollouts)
+
+
 def same_as(completions: Sequence[tuple[int, ...]]) -> tuple[int, ...]:
     """For each completion of one prompt the first with the same tokens.
 
@@ -74,10 +79,10 @@ class MicroBatch:
 
 def collate(rollouts: Sequence[Rollout], pad_id: int, device: torch.device) -> MicroBatch:
     """The rollouts as one micro-batch, padded to the longest of them."""
-    width = max(len(r.prompt_ids) + r.length for r in rollouts)
-    ids = torch.full((len(rollouts), width), pad_id, dtype=torch.long)
-    attention = torch.zeros((len(rollouts), width), dtype=torch.long)
-    completion = torch.zeros((len(rollouts), width), dtype=torch.bool)
+    shape = len(rollouts), width(rollouts)
+    ids = torch.full(shape, pad_id, dtype=torch.long)
+    attention = torch.zeros(shape, dtype=torch.long)
+    completion = torch.zeros(shape, dtype=torch.bool)
     for row, r in enumerate(rollouts):
         start, end = len(r.prompt_ids), len(r.prompt_ids) + r.length
         ids[row, :end] = torch.tensor(r.prompt_ids + r.completion_ids)

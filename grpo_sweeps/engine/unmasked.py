@@ -7,7 +7,7 @@ does not look into the mask, for which the host would wait at the start of every
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from typing import Any
 
 from torch import Tensor, nn
@@ -27,15 +27,16 @@ def unmasked(causal: nn.Module, attention_mask_BT: Tensor) -> Iterator[None]:
     if not needs_none(causal, attention_mask_BT):
         yield
         return
-    configs: dict[int, Any] = {id(m.config): m.config for m in causal.modules() if hasattr(m, "config")}
-    with ExitStack() as stack:
-        # transformers makes no mask for an attention whose name it does not know
-        ALL_ATTENTION_FUNCTIONS[ATTENTION] = ALL_ATTENTION_FUNCTIONS["sdpa"]
-        stack.callback(ALL_ATTENTION_FUNCTIONS.pop, ATTENTION)
-        for config in configs.values():
-            stack.callback(setattr, config, "_attn_implementation", config._attn_implementation)
-            config._attn_implementation = ATTENTION
+    # The body's configuration alone decides about a mask; transformers makes none for an attention it does not know.
+    config: Any = causal.base_model.config  # type: ignore[union-attr]
+    before = config._attn_implementation
+    ALL_ATTENTION_FUNCTIONS[ATTENTION] = ALL_ATTENTION_FUNCTIONS["sdpa"]
+    config._attn_implementation = ATTENTION
+    try:
         yield
+    finally:
+        config._attn_implementation = before
+        ALL_ATTENTION_FUNCTIONS.pop(ATTENTION)
 
 
 def needs_none(causal: nn.Module, attention_mask_BT: Tensor) -> bool:

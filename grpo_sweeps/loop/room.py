@@ -12,7 +12,7 @@ from contextlib import nullcontext
 import torch
 
 from grpo_sweeps.engine.gram.verify import set_aside
-from grpo_sweeps.engine.rollouts import Rollout
+from grpo_sweeps.engine.rollouts import Rollout, width
 from grpo_sweeps.loop.results import StepTimes
 from grpo_sweeps.loop.scoring import row_sums
 from grpo_sweeps.loop.setup import Setup, micro_batch_rows
@@ -33,15 +33,15 @@ def measure_room(setup: Setup, rollouts: Sequence[Rollout], times: StepTimes) ->
     R, wanted = setup.config.R, micro_batch_rows(setup)
     longest = max(len(o.prompt_ids) for o in rollouts) + setup.config.rollout.max_new_tokens
     starts = range(0, len(rollouts), R)
-    first = max(starts, key=lambda start: max(len(o.prompt_ids) + o.length for o in rollouts[start : start + R]))
+    first = max(starts, key=lambda start: width(rollouts[start : start + R]))
     rows, taken = R, None
     while taken is None:
         taken = _taken(setup, rollouts[first : first + rows])
         if taken is None and rows == 1:
             raise torch.OutOfMemoryError("one rollout's forward and backward do not fit the GPU's memory")
         rows = rows if taken is not None else rows // 2
-    width = max(len(o.prompt_ids) + o.length for o in rollouts[first : first + rows])
-    setup.room.rows = rows_that_fit(wanted, R, taken / rows * longest / width, _free(setup) * SHARE)
+    row_bytes = taken / rows * longest / width(rollouts[first : first + rows])
+    setup.room.rows = rows_that_fit(wanted, R, row_bytes, _free(setup) * SHARE)
     if setup.room.rows < wanted:
         setup.say(f"micro-batches have {setup.room.rows} rows, not {wanted}: more would not fit the GPU's memory")
     times.mark("room")

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from grpo_sweeps.engine.head import causal_model, completion_log_probs, hidden_states
-from grpo_sweeps.engine.rollouts import Rollout, collate
+from grpo_sweeps.engine.rollouts import Rollout, collate, width
 from grpo_sweeps.loop.setup import Setup, micro_batch_groups, micro_batch_rows
 
 if TYPE_CHECKING:
@@ -52,7 +52,7 @@ def blocks(setup: Setup, rated: Rated, groups: Sequence[int]) -> list[list[int]]
     """
     size = micro_batch_groups(setup)
     if setup.policy.device.type == SORTED_ON:
-        groups = sorted(groups, key=lambda g: max(len(o.prompt_ids) + o.length for o in rated.rollouts[rated.rows(g)]))
+        groups = sorted(groups, key=lambda g: width(rated.rollouts[rated.rows(g)]))
     return [list(groups[start : start + size]) for start in range(0, len(groups), size)]
 
 
