@@ -103,12 +103,15 @@ def check_tasks(configs: Iterable[RunConfig], loaded: dict[str, TaskData] | None
 
     loaded: those that have been loaded, by `repr(config.task.function)`; what is loaded here is added.
     """
-    loaded = {} if loaded is None else loaded
+    loaded, distinct = {} if loaded is None else loaded, set[str]()
     for config in configs:
         key = repr(config.task.function)
         if key not in loaded:
             loaded[key] = load_task(config.task.function)
-        check_data(loaded[key], config)
+        if key not in distinct:
+            _check_distinct(loaded[key], config.task.function.target)
+            distinct.add(key)
+        _check_enough(loaded[key], config)
 
 
 def load_task(function: FunctionConfig) -> TaskData:
@@ -129,6 +132,10 @@ def check_data(data: TaskData, config: RunConfig) -> None:
     """Raise ConfigError where a step or an evaluation takes more problems than there are, or where problems are not
     told apart: their id is their name in the records and gives their random numbers."""
     _check_distinct(data, config.task.function.target)
+    _check_enough(data, config)
+
+
+def _check_enough(data: TaskData, config: RunConfig) -> None:
     if len(data.train) < config.groups:
         step = f", {config.groups} groups a step by budget=rollouts" if config.budget == "rollouts" else ""
         raise ConfigError(

@@ -25,7 +25,7 @@ from grpo_sweeps.credit.page import (
 from grpo_sweeps.credit.sampling import Plan, Sampled, choose, draw
 from grpo_sweeps.credit.shares import LEAST_CONTINUATIONS, Shares, shares
 from grpo_sweeps.engine.policy import resolve_device
-from grpo_sweeps.loop.keep import FOLDER, Keeper
+from grpo_sweeps.loop.keep import Keeper
 from grpo_sweeps.loop.setup import Setup, prepare
 from grpo_sweeps.paths import sweep_folder, sweep_names
 from grpo_sweeps.publish.drawing import rendered
@@ -33,6 +33,7 @@ from grpo_sweeps.publish.formats import csv
 from grpo_sweeps.publish.page import files_of, now, public, versions, with_manifest, write
 from grpo_sweeps.sweep.execute import CONFIG_FILE
 from grpo_sweeps.tracking import provenance
+from grpo_sweeps.tracking.checkpoints import FOLDER
 from grpo_sweeps.tracking.status import RecordError, RunStatus, read_status
 from grpo_sweeps.types import ConfigError, Problem
 

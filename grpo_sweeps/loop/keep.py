@@ -12,9 +12,9 @@ from grpo_sweeps.config import TrainerConfig
 from grpo_sweeps.engine import checkpoint
 from grpo_sweeps.engine.policy import not_finite
 from grpo_sweeps.loop.setup import Setup, due
+from grpo_sweeps.tracking.checkpoints import FOLDER
 from grpo_sweeps.tracking.local import LocalRecord
 
-FOLDER = "checkpoints"
 RETRY_S = 60.0  # after a checkpoint that could not be written
 
 

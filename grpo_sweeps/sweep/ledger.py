@@ -30,6 +30,7 @@ from grpo_sweeps.sweep.origin import told_apart
 from grpo_sweeps.sweep.queue import Answer, Queue, main_id, noted_jobs
 from grpo_sweeps.sweep.recover import recovered
 from grpo_sweeps.tracking import provenance
+from grpo_sweeps.tracking.checkpoints import FOLDER
 from grpo_sweeps.tracking.glance import AFRESH, glance, in_words, lost_checkpoints
 from grpo_sweeps.tracking.lines import METRICS
 from grpo_sweeps.tracking.made_by import REMEDY, STALE, UNKNOWN, MadeBy, changes, other_code
@@ -40,7 +41,6 @@ from grpo_sweeps.tracking.status import RecordError, RunStatus, another, process
 Action = Literal["skip", "start", "continue", "redo"]
 Why = Literal["", "alive", "finished", "failed", "stale", "changed"]  # why a run is skipped
 REPLACED = ".replaced"
-CHECKPOINTS = "checkpoints"
 QUEUE = Queue()  # one per process, so that all its questions share one call of squeue
 
 
@@ -127,7 +127,7 @@ def _of_status(
 
 def _has_checkpoint(run_dir: Path) -> bool:
     """True for a run that goes on from a step, whatever its status says: that is written at most once a second."""
-    return next((run_dir / CHECKPOINTS).glob("step_*"), None) is not None
+    return next((run_dir / FOLDER).glob("step_*"), None) is not None
 
 
 @dataclass(frozen=True)

@@ -108,7 +108,7 @@ class LocalRecord:
             journal.run = identity
         self._keep_aside(keeps.first)
         self._sealer.drop(keeps.first)
-        self.truncate_after(keeps.first - 1)
+        self._truncate_after(keeps.first - 1)
         self._sealer.begin(identity, keeps, keeps.first)
 
     def _keep_aside(self, first: int) -> None:
@@ -170,6 +170,9 @@ class LocalRecord:
     def truncate_after(self, step: int) -> None:
         """Drop every record of a step later than `step` (going on from a checkpoint). -1 drops all."""
         self._sealer.drop()
+        self._truncate_after(step)
+
+    def _truncate_after(self, step: int) -> None:
         self._metrics.keep(lambda line: line_fault(line) is None and line["step"] <= step)
         for journal in self._journals:
             journal.truncate_after(step)
