@@ -30,7 +30,7 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 import torch
-from drawn_sweeps import SIZES, Exact, Population, config, exact_values, filled, share_in_words, skeleton
+from drawn_sweeps import SIZES, Exact, Population, config, exact_values, filled, share_in_words, show, skeleton
 from paired import options_of
 
 from grpo_sweeps.estimators import grpo
@@ -265,10 +265,7 @@ def main(argv: list[str]) -> int:
         return options
     parts = list(measured({key: int(value) for key, value in options.items() if value.isdigit()}))
     found = pd.concat(parts, ignore_index=True)
-    print("\n".join(printed(found)))
-    if options["csv"]:
-        found.to_csv(options["csv"], index=False)
-    return 0
+    return show(found, printed(found), options["csv"])
 
 
 if __name__ == "__main__":

@@ -39,6 +39,14 @@ SIZES = (2, 4, 8)
 TEXT_GAP = 5e-5  # log-probabilities of one text differ by less, those of two texts of one length by more
 
 
+def show(found: pd.DataFrame, lines: Sequence[str], csv: str) -> int:
+    """Print a table and write it where `csv` names a file; the command's exit code."""
+    print("\n".join(lines))
+    if csv:
+        found.to_csv(csv, index=False)
+    return 0
+
+
 @dataclass(frozen=True)
 class Groups:
     """N groups of one run of one R. floor: how exactly each Gram is known. same_NR: as in `spectra.equal`."""

@@ -47,6 +47,7 @@ from drawn_sweeps import (
     filled,
     frozen_runs,
     share_in_words,
+    show,
     skeleton,
 )
 from paired import ROOT, options_of
@@ -333,10 +334,7 @@ def main(argv: list[str]) -> int:
     with tempfile.TemporaryDirectory() as folder:
         say = lambda kind: print(f"{kind}: judged", file=sys.stderr, flush=True)  # noqa: E731
         found = pd.concat(tables(numbers, Path(options["runs_dir"] or folder), say), ignore_index=True)
-    print("\n".join(printed(found)))
-    if options["csv"]:
-        found.to_csv(options["csv"], index=False)
-    return 0
+    return show(found, printed(found), options["csv"])
 
 
 if __name__ == "__main__":

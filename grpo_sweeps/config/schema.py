@@ -113,6 +113,20 @@ class ObjectiveConfig:
         plain = self.ratio == "none" and self.updates == 1 and not self.kl_in_loss
         return plain and not self.critic and not self.continuations
 
+    @property
+    def by_token(self) -> bool:
+        """Does each token have an advantage of its own?"""
+        return bool(self.critic or (self.continuations and self.value_every))
+
+    @property
+    def choice(self) -> str:
+        """The choice of conf/objective that these settings are of the kind of."""
+        if self.critic:
+            return "ppo"
+        if self.continuations:
+            return "vine" if self.by_token else "oracle"
+        return {"none": "reinforce", "token": "ppo_clip", "sequence": "gspo"}.get(self.ratio, self.ratio)
+
 
 @dataclass(frozen=True)
 class RolloutConfig:

@@ -46,14 +46,14 @@ def main(argv: Sequence[str] | None = None) -> int:
 def _credit(options: CreditOptions, words: list[str]) -> int:
     from grpo_sweeps.credit.build import build
     from grpo_sweeps.credit.page import quantities
-    from grpo_sweeps.publish.formats import with_interval
+    from grpo_sweeps.publish.formats import with_interval_of
 
     try:
         result = build(options, f"python -m grpo_sweeps.credit {shlex.join(words)}".strip(), say)
     except OSError as error:
         raise ConfigError(str(error)) from error
     for _, text, one in quantities(result.shares, options.every):
-        print(f"{text}: {with_interval(one.mean, one.low, one.high, 3)}")
+        print(f"{text}: {with_interval_of(one, 3)}")
     print(result.page)
     return 0
 

@@ -22,7 +22,7 @@ from grpo_sweeps.credit.sampling import Sampled
 from grpo_sweeps.credit.shares import Profile, Shares
 from grpo_sweeps.maths.intervals import Interval
 from grpo_sweeps.publish.drawing import DOTTED, Panel, Plot
-from grpo_sweeps.publish.formats import number, with_interval
+from grpo_sweeps.publish.formats import number, with_interval_of
 from grpo_sweeps.publish.page import from_template, inlined, visible_text
 
 OPEN = "�"  # what a decoder shows for the bytes of a character that a later token completes
@@ -219,7 +219,7 @@ def render_page(
         "grpo_sweeps.credit",
         "credit.html.j2",
         **head,
-        numbers=[(words, with_interval(one.mean, one.low, one.high, 3)) for _, words, one in numbers],
+        numbers=[(words, with_interval_of(one, 3)) for _, words, one in numbers],
         noisy=number(found.total_noisy, 3),
         tenths=_tenths(found),
         figure=inlined(plot, images),
@@ -256,8 +256,7 @@ def legend(limit: float) -> list[tuple[int, str]]:
 def _tenths(found: Shares) -> list[tuple[str, str, str]]:
     pairs = zip(found.by_tenth.shares, found.by_tenth.noisy, strict=True)
     return [
-        (f"{i * 10}–{i * 10 + 10}%", with_interval(one.mean, one.low, one.high, 3), number(noisy, 3))
-        for i, (one, noisy) in enumerate(pairs)
+        (f"{i * 10}–{i * 10 + 10}%", with_interval_of(one, 3), number(noisy, 3)) for i, (one, noisy) in enumerate(pairs)
     ]
 
 

@@ -43,6 +43,11 @@ def with_interval(mean: float, low: float, high: float, digits: int = 2) -> str:
     return f"{text} [{number(low, digits)}, {number(high, digits)}]"
 
 
+def with_interval_of(interval: Interval, digits: int = 2) -> str:
+    """`with_interval` of an interval."""
+    return with_interval(interval.mean, interval.low, interval.high, digits)
+
+
 def three_digits(*values: float) -> str:
     """Numbers of any size with three digits; the first alone, or with its two ends.
 

@@ -9,7 +9,7 @@ import pandas as pd
 
 from grpo_sweeps.maths.intervals import share_over
 from grpo_sweeps.paper import STATEMENTS, TAILS
-from grpo_sweeps.publish.formats import three_digits, with_interval
+from grpo_sweeps.publish.formats import three_digits, with_interval_of
 from grpo_sweeps.report.claims import rules
 from grpo_sweeps.report.claims.finding import ERROR, UNKNOWN, Claim, Finding, nothing
 from grpo_sweeps.report.claims.rules import CONTRADICTED, HOLDS, UNDECIDED, all_of
@@ -110,7 +110,7 @@ def _c4_at(R: int, records: pd.DataFrame, kind: str) -> Finding:
     bounds = [(R - 1) * variance / (R * eps**2) for eps in TAILS]
     mixed = share_over(records["mixed"].astype(bool), clusters(records))
     measured = "; ".join(f"|A| > {eps:g}: {share:.3f}" for eps, share in zip(TAILS, shares, strict=True))
-    measured += f"; mixed groups {with_interval(mixed.mean, mixed.low, mixed.high, 3)}"
+    measured += f"; mixed groups {with_interval_of(mixed, 3)}"
     paper = "at most " + ", ".join(three_digits(bound) for bound in bounds)
     paper += f" ({sum(bound >= 1 for bound in bounds)} of {len(bounds)} say nothing)"
     within = all(share <= bound + rules.SUM_TOLERANCE for share, bound in zip(shares, bounds, strict=True))

@@ -14,7 +14,7 @@ import pandas as pd
 
 from grpo_sweeps.maths.intervals import Interval, mean_interval
 from grpo_sweeps.paper import STATEMENTS
-from grpo_sweeps.publish.formats import with_interval
+from grpo_sweeps.publish.formats import with_interval_of
 from grpo_sweeps.report.claims import rules
 from grpo_sweeps.report.claims.finding import UNKNOWN, Claim, Finding, estimator_of
 from grpo_sweeps.report.claims.rules import CONTRADICTED, GAIN_MARGIN, HOLDS, UNDECIDED, all_of
@@ -89,7 +89,7 @@ def _at(sweep: Sweep, pair: Pair, R: int, alpha: float, comparable: bool) -> Fin
     least = pair.Rs[0]
     rollouts, prompts = (gain_difference(sweep, arm, R, least, alpha) for arm in (pair.rollouts, pair.prompts))
     words = ", ".join(
-        f"equal {name} {with_interval(i.mean, i.low, i.high, 3) if i.n else 'not comparable'}"
+        f"equal {name} {with_interval_of(i, 3) if i.n else 'not comparable'}"
         for name, i in (("rollouts", rollouts), ("prompts", prompts))
     )
     verdict = UNDECIDED

@@ -11,7 +11,7 @@ from scipy import special
 
 from grpo_sweeps.maths.intervals import Clusters, Interval, mean_over, t_quantile
 from grpo_sweeps.paper import STATEMENTS
-from grpo_sweeps.publish.formats import three_digits, three_digits_of, with_interval
+from grpo_sweeps.publish.formats import three_digits, three_digits_of, with_interval, with_interval_of
 from grpo_sweeps.report.claims import rules
 from grpo_sweeps.report.claims.finding import ERROR, UNKNOWN, Claim, Finding, nothing
 from grpo_sweeps.report.claims.rules import CONTRADICTED, UNDECIDED, UNDEFINED, all_of, judge
@@ -107,7 +107,7 @@ def c5(arm: str, kind: str, groups: dict[int, pd.DataFrame], records: dict[int, 
     ]
     remarks += [
         f"R = {f.R}: slope 1, a norm in proportion to sigma_r as the claim is worded, is excluded "
-        f"({with_interval(f.interval.mean, f.interval.low, f.interval.high)})."
+        f"({with_interval_of(f.interval)})."
         for f in findings
         if f.R > 3 and f.groups >= rules.MIN_GROUPS and f.interval.outside(1.0, 1.0)
     ]
@@ -123,7 +123,7 @@ def _c5_at(R: int, groups: pd.DataFrame, records: pd.DataFrame, kind: str, alpha
     shown = range(1, R) if R <= 8 else sorted({1, R // 4, R // 2, R - R // 4, R - 1})  # by_k.csv has every k
     by_k = [f"k = {k}: {three_digits_of(pooled(binary[binary['k'] == k], 'gradient_norm'))}" for k in shown]
     found = slope(binary, alpha)
-    words = with_interval(found.mean, found.low, found.high) if found.known or np.isfinite(found.mean) else "none"
+    words = with_interval_of(found) if found.known or np.isfinite(found.mean) else "none"
     if found.outside(1.0, 1.0):
         words += " (1 excluded)"
     measured = f"slope {words}; mean norm {', '.join(by_k)}"

@@ -18,19 +18,17 @@ from typing import Any
 
 import pandas as pd
 
-from grpo_sweeps.config import ObjectiveConfig
 from grpo_sweeps.maths.intervals import Interval, mean_interval
 from grpo_sweeps.paper import STATEMENTS
-from grpo_sweeps.publish.formats import with_interval
+from grpo_sweeps.publish.formats import with_interval_of
 from grpo_sweeps.report.claims import rules
 from grpo_sweeps.report.claims.finding import ESTIMATORS, UNKNOWN, Claim, Finding, nothing
 from grpo_sweeps.report.claims.rules import CONTRADICTED, HOLDS, UNDECIDED, all_of
-from grpo_sweeps.report.read.arms import IGNORED, IGNORED_GROUPS, flatten
+from grpo_sweeps.report.read.arms import IGNORED, IGNORED_GROUPS, flatten, objective_of
 from grpo_sweeps.report.read.query import Sweep
 
 KEYS = ["seed", "step", "group", "prompt_id"]  # of a group within the runs of one R that are compared
 COLUMNS = ("effective_rank", "null_both")
-OBJECTIVE = {field: getattr(ObjectiveConfig(), field) for field in ObjectiveConfig.__dataclass_fields__}
 
 
 @dataclass(frozen=True)
@@ -46,30 +44,20 @@ class Pair:
         return f"{self.other} against {self.reference}"
 
 
-def objective_of(config: Mapping[str, Any]) -> dict[str, Any]:
-    """The objective's settings of a run; those of one plain update where the configuration does not say."""
-    found = config.get("objective")
-    known = found if isinstance(found, Mapping) else {}
-    return {key: known.get(key, value) for key, value in OBJECTIVE.items()}
-
-
 def by_token(config: Mapping[str, Any]) -> bool:
-    """Does each token have an advantage of its own?"""
-    objective = objective_of(config)
-    return bool(objective["critic"] or (objective["continuations"] and objective["value_every"]))
+    return objective_of(config).by_token
 
 
 def plain(config: Mapping[str, Any]) -> bool:
     """One update on the scores, by advantages that sum to zero in a group."""
-    return (
-        ObjectiveConfig(**objective_of(config)).on_policy and not objective_of(config)["kl_beta"] and zero_sum(config)
-    )
+    objective = objective_of(config)
+    return objective.on_policy and not objective.kl_beta and zero_sum(config)
 
 
 def unclipped(config: Mapping[str, Any]) -> bool:
     """Any number of updates on the plain loss, by advantages that sum to zero in a group."""
     objective = objective_of(config)
-    away = objective["ratio"] != "none" or objective["kl_beta"] or objective["critic"] or objective["continuations"]
+    away = objective.ratio != "none" or objective.kl_beta or objective.critic or objective.continuations
     return not away and zero_sum(config)
 
 
@@ -82,8 +70,8 @@ def zero_sum(config: Mapping[str, Any]) -> bool:
 def clipped_or_kl(config: Mapping[str, Any]) -> bool:
     """Clipping or KL in the loss or the reward, with one advantage per rollout."""
     objective = objective_of(config)
-    away = objective["ratio"] != "none" or objective["kl_beta"] > 0
-    return bool(away and not objective["critic"] and not objective["continuations"])
+    away = objective.ratio != "none" or objective.kl_beta > 0
+    return bool(away and not objective.critic and not objective.continuations)
 
 
 def token_pairs(sweep: Sweep) -> list[Pair]:
@@ -118,7 +106,7 @@ def _pairs(sweep: Sweep, is_other: Kind, is_reference: Kind, free: tuple[str, ..
     columns = (sweep.runs[name].tolist() for name in ("run", "arm", "R", "seed"))
     rows = {str(run): (str(arm), int(R), int(seed)) for run, arm, R, seed in zip(*columns, strict=True)}
     references = {run for run in rows if is_reference(sweep.configs[run])}
-    cuts = {run: objective_of(config)["minibatches"] for run, config in sweep.configs.items()}
+    cuts = {run: objective_of(config).minibatches for run, config in sweep.configs.items()}
     found: dict[tuple[str, str], dict[int, list[tuple[str, str]]]] = {}
     for run, (arm, R, seed) in rows.items():
         if not is_other(sweep.configs[run]):
@@ -148,7 +136,7 @@ def same_groups(sweep: Sweep, runs: list[tuple[str, str]]) -> pd.DataFrame:
         left, right = (_usable(sweep, run) for run in (reference, other))
         both = left.merge(right, on=KEYS, suffixes=("", "_other"))
         fixed = all(_rate(sweep.configs[run]) == 0 for run in (reference, other))
-        cuts = int(objective_of(sweep.configs[other])["minibatches"])
+        cuts = objective_of(sweep.configs[other]).minibatches
         prompts = sweep.runs.loc[sweep.runs["run"] == other, "prompts"].iloc[0]
         first_cut = int(prompts) // cuts if pd.notna(prompts) else 0
         both["first"] = fixed | (both["step"] == 0)
@@ -178,10 +166,6 @@ def change(groups: pd.DataFrame, alpha: float, beyond: bool = False) -> Interval
     return mean_interval(moved, pd.factorize(groups["prompt_id"])[0], groups["seed"], alpha=alpha)
 
 
-def _said(interval: Interval) -> str:
-    return with_interval(interval.mean, interval.low, interval.high) if interval.n else "–"
-
-
 def _ranks(groups: pd.DataFrame) -> str:
     values = [groups[f"effective_rank{end}"].astype(float).mean() for end in ("", "_other")]
     return f"effective rank {values[1]:.2f}, where the other arm has {values[0]:.2f}"
@@ -201,7 +185,7 @@ def c16(sweep: Sweep, pair: Pair, alpha: float) -> Claim:
     for other in uniform_pairs(sweep):
         if other.reference == pair.reference:
             said = [
-                f"R = {R} {_said(change(groups[groups['first'].astype(bool)], alpha))}"
+                f"R = {R} {with_interval_of(change(groups[groups['first'].astype(bool)], alpha))}"
                 for R, groups in ((R, same_groups(sweep, runs)) for R, runs in other.runs.items())
             ]
             remarks.append(
@@ -218,10 +202,10 @@ def _c16_at(sweep: Sweep, R: int, runs: list[tuple[str, str]], alpha: float) -> 
     if not len(here):
         return nothing(R, "a higher rank")
     rise, structure = (change(here, alpha / 2, beyond) for beyond in (False, True))
-    beyond = f"beyond orthogonal rows of these norms, equal texts once, {_said(structure)}"
-    measured = f"{_ranks(here)}, change {_said(rise)}; {beyond}"
+    beyond = f"beyond orthogonal rows of these norms, equal texts once, {with_interval_of(structure)}"
+    measured = f"{_ranks(here)}, change {with_interval_of(rise)}; {beyond}"
     if len(later):
-        measured += f"; later steps, of other policies, {_said(change(later, alpha / 2))}"
+        measured += f"; later steps, of other policies, {with_interval_of(change(later, alpha / 2))}"
     least = min(rise, structure, key=lambda one: one.high)
     return Finding(R, len(here), measured, "no change 0", raised(rise, structure), least, "a higher rank")
 
@@ -255,7 +239,7 @@ def _acted(sweep: Sweep, run: str) -> bool:
     """Was a token clipped in the run's first step, or is there a KL?"""
     m = sweep.metrics[(sweep.metrics["run"] == run) & (sweep.metrics["step"] == 0)]
     clipped = m.get("clip_ratio/region_mean", pd.Series(dtype=float)).astype(float)
-    return bool(objective_of(sweep.configs[run])["kl_beta"] > 0 or (clipped > 0).any())
+    return bool(objective_of(sweep.configs[run]).kl_beta > 0 or (clipped > 0).any())
 
 
 def _c19_at(sweep: Sweep, R: int, runs: list[tuple[str, str]], alpha: float) -> Finding:
@@ -265,7 +249,7 @@ def _c19_at(sweep: Sweep, R: int, runs: list[tuple[str, str]], alpha: float) -> 
     if not len(every):
         return nothing(R, "no change")
     words = [
-        f"{name} ({len(part)} groups): {_ranks(part)}, change {_said(change(part, alpha))}"
+        f"{name} ({len(part)} groups): {_ranks(part)}, change {with_interval_of(change(part, alpha))}"
         for name, part in (("first update", here), ("after an update", judged), ("later steps", later))
         if len(part)
     ]

@@ -12,7 +12,7 @@ import pandas as pd
 
 from grpo_sweeps.maths.feasibility import cell_range, effective_rank_ranges, energy_in_two
 from grpo_sweeps.paper import ABOUT_TWO, MARGIN, STATEMENTS, TABLE1
-from grpo_sweeps.publish.formats import with_interval
+from grpo_sweeps.publish.formats import with_interval_of
 from grpo_sweeps.report.claims import rules
 from grpo_sweeps.report.claims.finding import UNKNOWN, Claim, Finding
 from grpo_sweeps.report.claims.ranks import rank_with_floor
@@ -75,8 +75,8 @@ def _c10_at(R: int, groups: pd.DataFrame, alpha: float) -> Finding:
         judge(rank, cell.effective_rank - MARGIN, cell.effective_rank + MARGIN, len(groups)),
     ]
     measured = (
-        f"top-1 {with_interval(top1.mean, top1.low, top1.high)} with effective rank "
-        f"{with_interval(rank.mean, rank.low, rank.high)}; two values hold {groups['top2_fraction'].mean():.0%} of "
+        f"top-1 {with_interval_of(top1)} with effective rank "
+        f"{with_interval_of(rank)}; two values hold {groups['top2_fraction'].mean():.0%} of "
         "the energy"
     )
     return Finding(R, len(groups), measured, _top1_null(groups), all_of(pair), top1, paper)

@@ -16,7 +16,7 @@ import pandas as pd
 
 from grpo_sweeps.maths.intervals import Interval, bounded_interval, linked, mean_over, share_over
 from grpo_sweeps.paper import ABOUT_TWO, MARGIN, STATEMENTS, TABLE1
-from grpo_sweeps.publish.formats import with_interval
+from grpo_sweeps.publish.formats import with_interval_of
 from grpo_sweeps.report.claims import rules
 from grpo_sweeps.report.claims.finding import ERROR, UNKNOWN, Claim, Finding, nothing
 from grpo_sweeps.report.claims.rules import CONTRADICTED, HOLDS, UNDECIDED, all_of, for_every_R, judge
@@ -104,7 +104,7 @@ def _c7_at(R: int, groups: pd.DataFrame, alpha: float) -> Finding:
     if verdict == HOLDS and blurred > rules.TOLERATED_SHARE:
         verdict = UNDECIDED  # a low rank seen through a coarse K is no low rank
     measured = (
-        f"rank above {R - 1} in {witnesses} groups, {with_interval(share.mean, share.low, share.high)} of them; "
+        f"rank above {R - 1} in {witnesses} groups, {with_interval_of(share)} of them; "
         f"mean rank {groups['numerical_rank'].mean():.2f}, after centring the rows "
         f"{groups['centred_numerical_rank'].mean():.2f}"
         if len(groups)
@@ -200,10 +200,10 @@ def _c8_at(R: int, groups: pd.DataFrame, alpha: float, judged: bool) -> Finding:
     rank = rank_of_few(R, groups, alpha) if few else rank_with_floor(groups, alpha)
     difference = pooled_difference(groups, alpha)
     by = " by Hoeffding's interval" if few else ""
-    measured = f"effective rank {with_interval(rank.mean, rank.low, rank.high)}{by}"
+    measured = f"effective rank {with_interval_of(rank)}{by}"
     null = (
         f"orthogonal scores {groups['null_effective_rank'].mean():.2f}, measured minus null "
-        f"{with_interval(difference.mean, difference.low, difference.high)}"
+        f"{with_interval_of(difference)}"
     )
     if groups["null_distinct"].notna().any():
         null += f"; equal texts counted once {groups['null_distinct'].mean():.2f}"
@@ -242,7 +242,7 @@ def _sentence(name: str, groups: dict[int, pd.DataFrame], alpha: float) -> str:
         repeats = judged == HOLDS and by_repeats(R, g, alpha, name)
         verdicts.append(UNDECIDED if too_low or repeats else judged)
         null = g[f"null_orthogonal_{name}"].astype(float).mean()
-        words = f"R = {R}: {with_interval(found.mean, found.low, found.high)}, orthogonal scores {null:.2f}"
+        words = f"R = {R}: {with_interval_of(found)}, orthogonal scores {null:.2f}"
         said.append(words + (", the Grams too coarse" if too_low else ""))
     verdict = for_every_R(all_of(verdicts), groups)
     return f"By {DEFINITIONS[name]}, by the same rule: {verdict} ({'; '.join(said)})."
@@ -283,7 +283,7 @@ def _controls_at(R: int, groups: pd.DataFrame) -> tuple[Finding, list[str]]:
     measured = (
         f"largest change: {_in_words(largest) if scores else 'not known (no Gram of the scores)'}; largest rank "
         f"after centring {centred:g}; rows of unit norm have effective rank "
-        f"{with_interval(unit.mean, unit.low, unit.high)}"
+        f"{with_interval_of(unit)}"
     )
     verdict = CONTRADICTED if failed else HOLDS if scores else UNDECIDED
     return Finding(R, len(groups), measured, f"0, 0, 0; at most {R - 1}", verdict, UNKNOWN), failed

@@ -15,7 +15,7 @@ import pandas as pd
 
 from grpo_sweeps.maths.intervals import Clusters, Interval, mean_over
 from grpo_sweeps.paper import ABOUT_TWO, LARGEST_TOP1, MARGIN, STATEMENTS, TABLE1
-from grpo_sweeps.publish.formats import with_interval
+from grpo_sweeps.publish.formats import with_interval_of
 from grpo_sweeps.report.claims import rules
 from grpo_sweeps.report.claims.finding import UNKNOWN, Claim, Finding, nothing
 from grpo_sweeps.report.claims.rules import CONTRADICTED, HOLDS, UNDECIDED, all_of
@@ -118,11 +118,14 @@ def _c20_at(R: int, groups: pd.DataFrame, records: pd.DataFrame, metrics: pd.Dat
         return nothing(R, "about 2")
     low, high = (_over_steps(steps[end], steps["seed"], records, alpha) for end in ("low", "high"))
     null = f"groups orthogonal to one another {high.mean:.2f}"
-    words = f"at least {_said(low)}, at most {_said(high)} in {len(steps)} steps of {steps['groups'].mean():.1f} groups"
+    words = (
+        f"at least {with_interval_of(low)}, at most {with_interval_of(high)} in {len(steps)} steps of "
+        f"{steps['groups'].mean():.1f} groups"
+    )
     known = metrics[metrics[STACKED].notna()] if STACKED in metrics else metrics.iloc[:0]
     if len(known):
         found = _over_steps(known[STACKED], known["seed"], records, alpha)
-        words = f"effective rank of the stack {_said(found)} in {len(known)} steps; {words}"
+        words = f"effective rank of the stack {with_interval_of(found)} in {len(known)} steps; {words}"
         if len(known) >= rules.MIN_STEPS:
             verdict = rules.judge(found, *ABOUT, len(known))
             return Finding(R, len(groups), words, null, verdict, found, "about 2")
@@ -133,10 +136,6 @@ def _c20_at(R: int, groups: pd.DataFrame, records: pd.DataFrame, metrics: pd.Dat
         elif low.low >= ABOUT[0] and high.high <= ABOUT[1]:
             verdict = HOLDS
     return Finding(R, len(groups), words, null, verdict, low, "about 2")
-
-
-def _said(interval: Interval) -> str:
-    return with_interval(interval.mean, interval.low, interval.high)
 
 
 def difference(first: pd.DataFrame, second: pd.DataFrame, column: str, alpha: float) -> Interval:
@@ -188,8 +187,8 @@ def _c21_at(R: int, largest: pd.DataFrame, other: pd.DataFrame, alpha: float) ->
     rank = difference(largest, other, "effective_rank", alpha)
     tops = [float(part["top1_fraction"].astype(float).mean()) for part in (largest, other)]
     measured = (
-        f"top-1 fraction {tops[0]:.2f} at R = {LARGEST_TOP1} less {tops[1]:.2f} here: {_said(found)}; effective rank "
-        f"there less here {_said(rank)}"
+        f"top-1 fraction {tops[0]:.2f} at R = {LARGEST_TOP1} less {tops[1]:.2f} here: "
+        f"{with_interval_of(found)}; effective rank there less here {with_interval_of(rank)}"
     )
     verdict = UNDECIDED
     if min(len(largest), len(other)) >= rules.MIN_GROUPS and found.known:

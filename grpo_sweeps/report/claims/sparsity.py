@@ -13,7 +13,7 @@ import pandas as pd
 
 from grpo_sweeps.maths.intervals import Interval, mean_over, paired_difference
 from grpo_sweeps.paper import SPARSE, STATEMENTS
-from grpo_sweeps.publish.formats import with_interval
+from grpo_sweeps.publish.formats import with_interval_of
 from grpo_sweeps.report.claims import rules
 from grpo_sweeps.report.claims.finding import UNKNOWN, Claim, Finding, nothing
 from grpo_sweeps.report.claims.rules import CONTRADICTED, HOLDS, UNDECIDED, all_of
@@ -105,8 +105,7 @@ def _c6_at(R: int, records: pd.DataFrame, metrics: pd.DataFrame, alpha: float, j
         return nothing(R)
     falls = {eps: fall_of(records, eps, alpha / len(SPARSE)) for eps in SPARSE}
     said = [
-        f"|A| > {eps:g}: {first:.3f} in the first third, {last:.3f} in the last, change "
-        f"{with_interval(change.mean, change.low, change.high, 3)}"
+        f"|A| > {eps:g}: {first:.3f} in the first third, {last:.3f} in the last, change {with_interval_of(change, 3)}"
         for eps, (first, last, change) in falls.items()
     ]
     runs = f"{len(shares)} run{'s' if len(shares) > 1 else ''}"
@@ -132,5 +131,5 @@ def _words(ends: pd.DataFrame, what: str) -> tuple[Interval, str]:
     change = paired_difference(ends["first"], ends["last"], ends["seed"])
     return change, (
         f"{what} {ends['first'].mean():.3f} in the first third, {ends['last'].mean():.3f} in the last, change "
-        f"{with_interval(change.mean, change.low, change.high, 3)}"
+        f"{with_interval_of(change, 3)}"
     )

@@ -20,7 +20,7 @@ import pandas as pd
 
 from grpo_sweeps.maths.intervals import Interval
 from grpo_sweeps.paper import OPEN_QUESTION_3
-from grpo_sweeps.publish.formats import with_interval
+from grpo_sweeps.publish.formats import with_interval_of
 from grpo_sweeps.report.claims import rules
 from grpo_sweeps.report.claims.finding import Claim, Finding, nothing
 
@@ -119,7 +119,7 @@ def _q3_at(R: int, groups: pd.DataFrame) -> Finding:
     found, parts = moved
     spread, thirds = np.sqrt(known["k"] * (R - known["k"])) / R, third_of(known)
     sigma = [float(spread[thirds == third].mean()) for third in (0, 2)]
-    words = ", ".join(f"{name} {with_interval(i.mean, i.low, i.high, 3)}" for name, i in parts.items())
+    words = ", ".join(f"{name} {with_interval_of(i, 3)}" for name, i in parts.items())
     measured = (
         f"rank {words}; sigma_r of mixed groups {sigma[0]:.3f} to {sigma[1]:.3f}; {found.matched:.0%} of groups matched"
     )

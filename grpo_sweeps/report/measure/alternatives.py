@@ -17,6 +17,7 @@ An estimator that looks at the whole step is given the rewards of the whole step
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Mapping
 from dataclasses import dataclass
 
@@ -102,6 +103,17 @@ class StepGroups:
     def R(self) -> int:
         return self.rewards_NR.shape[1]
 
+    # Of the U usable groups, what every alternative is compared with.
+    @functools.cached_property
+    def mean_UR(self) -> Array:
+        """The w of the group mean."""
+        return weights_of(Alternative(DECLARATIONS[OF_MEAN]), self)[self.usable_N]
+
+    @functools.cached_property
+    def signal_U(self) -> Array:
+        """Unbiased estimates of ||grad J||^2; R of LEAST_R or more."""
+        return signal(self.rewards_NR[self.usable_N], self.gram_NRR[self.usable_N])
+
 
 def step_groups(table: pa.Table, R: int, dtype: str | None = None) -> StepGroups:
     """The groups of a run's table of GroupRecords, R rollouts each. dtype: of the run's model, for older records.
@@ -152,8 +164,7 @@ def values_of(one: Alternative, groups: StepGroups) -> dict[str, Array]:
     R, found = groups.R, {name: np.full(len(groups.rewards_NR), np.nan) for name in QUANTITIES}
     index = np.flatnonzero(groups.usable_N)
     weights = weights_of(one, groups)[index]
-    mean = weights_of(Alternative(DECLARATIONS[OF_MEAN]), groups)[index]
-    K = groups.gram_NRR[index]
+    mean, K = groups.mean_UR, groups.gram_NRR[index]
     square, error = _square(weights, K), _error(weights, K, groups.floor_N[index])
     across = np.sqrt(square * _square(mean, K))
     known = (square > error) & (_square(mean, K) > _error(mean, K, groups.floor_N[index]))
@@ -166,7 +177,7 @@ def values_of(one: Alternative, groups: StepGroups) -> dict[str, Array]:
     found["effective_rank"][index] = spectra.effective_rank(singular)
     if one.has_variance and R >= LEAST_R:
         found["variance"][~np.isin(groups.step_N, groups.step_N[groups.lacking_N])] = 0.0
-        own = square - one.factor(R, 1) ** 2 * signal(groups.rewards_NR[index], K)
+        own = square - one.factor(R, 1) ** 2 * groups.signal_U
         found["variance"][index] = np.where(np.isnan(found["variance"][index]), np.nan, own)
     return found
 

@@ -10,9 +10,11 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from itertools import product
 from typing import Any
+
+from grpo_sweeps.config import ObjectiveConfig
 
 ALL = "all"
 """The arm's label in a sweep that varies R and seed alone."""
@@ -31,7 +33,6 @@ REPRESENTATIVES = {
     "objective": "objective",
 }  # fmt: skip
 ESTIMATORS = "grpo_sweeps.estimators."
-OF_RATIO = {"none": "reinforce", "token": "ppo_clip", "sequence": "gspo"}
 ABSENT = "(not set)"
 
 
@@ -63,7 +64,8 @@ def flatten(config: Mapping[str, Any], prefix: str = "") -> dict[str, str]:
 
 def find_arms(configs: Sequence[Mapping[str, Any]]) -> Arms:
     """Arms of runs given by their resolved configurations, in the same order."""
-    flat = [f | _objective(f) for f in _with_budget([flatten(c) for c in configs])]
+    flat = _with_budget([flatten(c) for c in configs])
+    flat = [f | _objective(c) for f, c in zip(flat, configs, strict=True)]
     keys = sorted({k for f in flat for k in f if k not in IGNORED and not k.startswith(IGNORED_GROUPS)})
     columns = {key: [f.get(key, ABSENT) for f in flat] for key in keys}
     varying = [key for key in keys if len(set(columns[key])) > 1]
@@ -85,15 +87,19 @@ def _with_budget(flat: list[dict[str, str]]) -> list[dict[str, str]]:
     return [{k: v for k, v in f.items() if k != "budget_R" or f["budget"] == keep} for f in flat]
 
 
-def _objective(flat: Mapping[str, str]) -> dict[str, str]:
-    """{"objective": the choice of conf/objective that these settings are of kind of}, empty where there are none."""
-    if "objective.ratio" not in flat:
-        return {}
-    if flat.get("objective.critic") == "True":
-        return {"objective": "ppo"}
-    if flat.get("objective.continuations", "0") != "0":
-        return {"objective": "vine" if flat.get("objective.value_every", "0") != "0" else "oracle"}
-    return {"objective": OF_RATIO.get(flat["objective.ratio"], flat["objective.ratio"])}
+def objective_of(config: Mapping[str, Any]) -> ObjectiveConfig:
+    """The objective's settings of a run; those of one plain update where the configuration does not say."""
+    found = config.get("objective")
+    known = found if isinstance(found, Mapping) else {}
+    return ObjectiveConfig(
+        **{field.name: known[field.name] for field in fields(ObjectiveConfig) if field.name in known}
+    )
+
+
+def _objective(config: Mapping[str, Any]) -> dict[str, str]:
+    """{"objective": its choice}, which tells arms apart before single settings do; empty where a run does not say."""
+    says = "ratio" in (config.get("objective") or ())
+    return {"objective": objective_of(config).choice} if says else {}
 
 
 def _absent(settings: Sequence[Sequence[str]], labels: set[str]) -> tuple[str, ...]:

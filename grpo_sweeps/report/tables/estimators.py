@@ -98,8 +98,9 @@ def _values_of_runs(sweep: Sweep, arm: str, R: int) -> Iterator[RunValues]:
         except RecordError as error:
             sweep.notes.append(f"The table of estimators is without run {row.run} ({row.name}): {error}")
             continue
-        values = {one.name: _values(one, groups) for one in alternatives()}
-        factors = {one.name: mean_factor(one, groups) for one in alternatives()}
+        every = alternatives()
+        values = {one.name: _values(one, groups) for one in every}
+        factors = {one.name: mean_factor(one, groups) for one in every}
         yield RunValues(int(str(row.seed)), groups.prompt_N, groups.usable_N, values, factors)
 
 

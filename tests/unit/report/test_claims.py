@@ -219,7 +219,7 @@ def test_every_interval_of_a_cell_is_counted_that_the_error_rate_is_divided_by(f
     verdicts stand in sentences, are among them."""
     sweep, found = load_sweep("full", full_sweep), []
     sweep.groups["numerical_rank"] -= np.arange(len(sweep.groups)) % 2  # else all are R
-    monkeypatch.setattr(ranks, "with_interval", lambda mean, low, high, *_: f"{mean!r} [{low!r}, {high!r}]")
+    monkeypatch.setattr(ranks, "with_interval_of", lambda i, *_: f"{i.mean!r} [{i.low!r}, {i.high!r}]")
     for alpha in (0.05, 0.005):
         monkeypatch.setattr(rules, "simultaneous_alpha", lambda cells, alpha=alpha: alpha)
         claims = judge_claims(sweep)

@@ -140,7 +140,7 @@ def test_clipping_is_compared_with_as_many_minibatches_where_there_are(write, tm
         write(tmp_path, "s", 4, 0, config=config, evaluate=False)
     sweep = load_sweep("s", tmp_path)
     arms_of = {
-        str(arm): paired.objective_of(sweep.configs[str(run)])["minibatches"]
+        str(arm): paired.objective_of(sweep.configs[str(run)]).minibatches
         for run, arm in zip(sweep.runs["run"], sweep.runs["arm"], strict=True)
     }
     pairs = paired.clipping_pairs(sweep)
