@@ -53,11 +53,15 @@ def assert_groups(run_dir: Path, expected: list[GroupRecord]) -> None:
 
 
 def torn_copies(run_dir: Path, name: str, into: Path) -> list[Path]:
-    """Copies of a record whose file `name` was cut at each byte of its last line."""
+    """Copies of a record whose file `name` was cut inside its last line, at every third byte and before its last one.
+
+    A cut that takes the newline alone leaves a whole line, which is kept: another test's case.
+    """
     data = (run_dir / name).read_bytes()
-    start = data.rstrip(b"\n").rfind(b"\n") + 1
+    whole = data.rstrip(b"\n")
+    start = whole.rfind(b"\n") + 1
     copies = []
-    for end in range(start, len(data), 7):
+    for end in [*range(start, len(whole) - 1, 3), len(whole) - 1]:
         copy = into / str(end)
         shutil.copytree(run_dir, copy)
         (copy / name).write_bytes(data[:end])
