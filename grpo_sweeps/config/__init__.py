@@ -6,11 +6,11 @@ The names below come from `schema`, which needs neither Hydra nor torch.
 
 from grpo_sweeps.config.schema import (
     ADHOC,
-    LAUNCH_KEYS,
     NOT_OFFERED,
     TASK_KEYS,
     AnalysisConfig,
     FunctionConfig,
+    LaunchConfig,
     LoraConfig,
     ModelConfig,
     ObjectiveConfig,
@@ -27,11 +27,11 @@ from grpo_sweeps.config.schema import (
 
 __all__ = [
     "ADHOC",
-    "LAUNCH_KEYS",
     "NOT_OFFERED",
     "TASK_KEYS",
     "AnalysisConfig",
     "FunctionConfig",
+    "LaunchConfig",
     "LoraConfig",
     "ModelConfig",
     "ObjectiveConfig",

@@ -11,6 +11,7 @@ writes it, the run's config.yaml holds it.
 from __future__ import annotations
 
 import dataclasses
+import functools
 import types
 import typing
 from collections.abc import Mapping
@@ -230,7 +231,8 @@ class RunConfig:
 
         The keys of the launch (`redo`, `dry_run`, `wait`, `require_clean`) do not belong to the run and are ignored.
         """
-        plain = {key: value for key, value in mapping.items() if key not in LAUNCH_KEYS}
+        of_launch = {item.name for item in dataclasses.fields(LaunchConfig)}
+        plain = {key: value for key, value in mapping.items() if key not in of_launch}
         parts: dict[str, Any] = {}
         for key, kind in (("reward", _function), ("estimator", _function), ("task", _task)):
             if isinstance(plain.get(key), Mapping):
@@ -245,18 +247,32 @@ class RunConfig:
 
         Where `sweep` is not given, it becomes the name of the chosen file of sweeps/, else `adhoc`.
         """
-        from omegaconf import OmegaConf, flag_override
+        from omegaconf import OmegaConf
 
-        sweep = OmegaConf.select(composed, "sweep", default=None)
         choice = OmegaConf.select(composed, "hydra.runtime.choices.sweeps", default=None)
-        with flag_override(composed, ["struct", "readonly"], [False, False]):
-            task = composed.copy()
-            task.pop("hydra", None)
-        plain = OmegaConf.to_container(task, resolve=True, throw_on_missing=True)
-        assert isinstance(plain, dict)
-        named = {str(key): value for key, value in plain.items()}
-        named["sweep"] = sweep or (str(choice).rsplit("/", 1)[-1] if choice else ADHOC)
+        named: dict[str, Any] = {}
+        for key in composed:
+            if key != "hydra":  # it belongs to Hydra, and nobody needs it resolved
+                value = composed[key]
+                whole = OmegaConf.is_config(value)
+                named[str(key)] = OmegaConf.to_container(value, resolve=True, throw_on_missing=True) if whole else value
+        named["sweep"] = named.get("sweep") or (str(choice).rsplit("/", 1)[-1] if choice else ADHOC)
         return cls.from_mapping(named)
+
+
+@dataclass(frozen=True)
+class LaunchConfig:
+    """What a command asks for beside its runs: the keys of the top level that belong to no run."""
+
+    redo: str | None = None
+    dry_run: bool = False
+    wait: bool = True
+    require_clean: bool = False
+
+    @classmethod
+    def from_composed(cls, composed: Any) -> LaunchConfig:
+        """The keys of Hydra's composed configuration; their defaults where it has none."""
+        return cls(**{i.name: composed[i.name] for i in dataclasses.fields(cls) if i.name in composed})
 
 
 def groups_a_step(R: int, prompts: int, budget: str, budget_R: int) -> int:
@@ -269,7 +285,6 @@ def groups_a_step(R: int, prompts: int, budget: str, budget_R: int) -> int:
 
 
 ADHOC = "adhoc"  # the sweep of runs that were given on the command line alone
-LAUNCH_KEYS = ("redo", "dry_run", "wait", "require_clean")
 TASK_KEYS = ("name", "prompt", "stop", "chat_prompt")
 
 
@@ -343,9 +358,12 @@ def _task(mapping: Mapping[str, Any], key: str) -> TaskConfig:
     )
 
 
+_hints = functools.cache(typing.get_type_hints)  # asked for at each of a sweep's runs
+
+
 def _build(cls: type, mapping: Mapping[str, Any], prefix: str = "") -> Any:
     """A frozen dataclass from a mapping, by its fields' types; nested dataclasses and tuples are converted."""
-    hints = typing.get_type_hints(cls)
+    hints = _hints(cls)
     fields = {item.name: item for item in dataclasses.fields(cls)}
     for key in mapping:
         if key not in fields:

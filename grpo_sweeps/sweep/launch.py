@@ -13,7 +13,7 @@ import gc
 import signal
 import sys
 import threading
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -21,7 +21,7 @@ from typing import Any
 
 from grpo_sweeps import paths
 from grpo_sweeps.cli import count, say
-from grpo_sweeps.config import RunConfig, flatten, shown, to_mapping
+from grpo_sweeps.config import LaunchConfig, RunConfig, flatten, shown, to_mapping
 from grpo_sweeps.config.checks import check, check_device, check_functions, check_launch, check_tasks
 from grpo_sweeps.sweep import preflight
 from grpo_sweeps.sweep.command import command_of
@@ -50,14 +50,15 @@ Start = Callable[[Plan, Opening], list[RunResult]]  # calls Opening.submitted wh
 
 
 def plan(
-    composed: Sequence[Any],
+    configs: Sequence[RunConfig],
+    asked: LaunchConfig,
     overrides: Sequence[Sequence[str]],
     command: str = "",
     here: bool = False,
     on_nodes: bool = False,
     gpu_mem_gb: float | None = None,
 ) -> Plan:
-    """Plan what to do about Hydra's composed configs (one per run, with the overrides of each). Writes nothing.
+    """Plan what to do about the runs of a command (one configuration each, with its overrides). Writes nothing.
 
     Args:
         here: the runs will be in this process, so their device must be one of this machine's.
@@ -67,33 +68,29 @@ def plan(
     Raises:
         ConfigError: for the first run that cannot be run, and for runs that differ only in what cannot change a result.
     """
-    configs = [RunConfig.from_composed(config) for config in composed]
-    redo, wait = composed[0].get("redo"), composed[0].get("wait") is not False
-    check_launch(redo, wait, on_nodes, bool(composed[0].get("require_clean")) and provenance.dirty())
+    check_launch(asked.redo, asked.wait, on_nodes, asked.require_clean and provenance.dirty())
     for config in configs:
         check(config)
     _check_one_place(configs)
     names = display_names(configs, overrides)
-    kept, notes = _distinct(configs, names)
-    for config in _distinct_functions(kept):
+    identities = tuple(identity(config) for config in configs)
+    kept, notes = _distinct(configs, names, identities)
+    for config in _distinct_functions(kept.values()):
         check_functions(config)
     if configs[0].tracking.kind not in BUILT_IN:
         load(configs[0].tracking)  # raises for a bad tracker; a missing MLflow is reported when it copies
     runs = []
-    for config, name in kept:
-        run_id = identity(config)
+    for run_id, (config, name) in kept.items():
         run_dir = paths.run_dir(config.runs_dir, config.sweep, run_id)
         runs.append(PlannedRun(config, run_id, name, run_dir, Decision("start", "new")))
     runs, origins = _with_origins(runs)
-    dry = bool(composed[0].get("dry_run"))
-    identities = tuple(identity(config) for config in configs)
-    made = Plan(tuple(runs), identities, dry, command, tuple(notes), redo, wait).decided()
+    made = Plan(tuple(runs), identities, asked.dry_run, command, tuple(notes), asked.redo, asked.wait).decided()
     due = [run.config for run in made.due]
     if here:
         for device in {config.trainer.device for config in due}:
             check_device(device)
     found = preflight.look(due, gpu_mem_gb)
-    if dry:  # which downloads nothing, and shows the whole grid
+    if made.dry_run:  # which downloads nothing, and shows the whole grid
         return replace(made, notes=(*made.notes, *found.problems, *found.notes))
     if found.problems:
         raise ConfigError(found.problems[0])
@@ -160,7 +157,8 @@ def single(composed: Any, carry_out: Callable[..., list[RunResult]] = launch) ->
         raise ConfigError(
             f"hydra/launcher={launcher}: needs -m (without it the run would start on this machine); add -m, or drop it"
         )
-    return carry_out(plan([composed], [list(hydra.overrides.task)], command_of(hydra), here=True), run_here)
+    configs, asked = [RunConfig.from_composed(composed)], LaunchConfig.from_composed(composed)
+    return carry_out(plan(configs, asked, [list(hydra.overrides.task)], command_of(hydra), here=True), run_here)
 
 
 def run_here(plan: Plan, opening: Opening) -> list[RunResult]:
@@ -224,12 +222,15 @@ def _check_one_place(configs: Sequence[RunConfig]) -> None:
             raise ConfigError(f"{key}={given}: the same for all runs of a command is needed; give one command for each")
 
 
-def _distinct(configs: Sequence[RunConfig], names: Sequence[str]) -> tuple[list[tuple[RunConfig, str]], list[str]]:
-    """The runs without repetitions (x=1,1); refuses runs that share an identity but not their configuration."""
+def _distinct(
+    configs: Sequence[RunConfig], names: Sequence[str], identities: Sequence[str]
+) -> tuple[dict[str, tuple[RunConfig, str]], list[str]]:
+    """{identity: run and its name} without repetitions (x=1,1), and a note about each; refuses runs that share an
+    identity but not their configuration."""
     seen: dict[str, tuple[RunConfig, str]] = {}
     notes = []
-    for config, name in zip(configs, names, strict=True):
-        first = seen.setdefault(identity(config), (config, name))
+    for config, name, run_id in zip(configs, names, identities, strict=True):
+        first = seen.setdefault(run_id, (config, name))
         if first[0] is config:
             continue
         if first[0] == config:
@@ -247,10 +248,10 @@ def _distinct(configs: Sequence[RunConfig], names: Sequence[str]) -> tuple[list[
             f"does not change a run's result "
             "and both values are the same run; give one value"
         )
-    return list(seen.values()), notes
+    return seen, notes
 
 
-def _distinct_functions(kept: Sequence[tuple[RunConfig, str]]) -> list[RunConfig]:
+def _distinct_functions(kept: Iterable[tuple[RunConfig, str]]) -> list[RunConfig]:
     """One run for each different set of task, reward and estimator: the others need no check."""
     return list({repr((config.task.function, config.reward, config.estimator)): config for config, _ in kept}.values())
 

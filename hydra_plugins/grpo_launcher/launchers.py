@@ -21,22 +21,25 @@ def _launch(
     here: the runs are in this process.
     on_nodes: the runs are on other machines, so with a tracker that is shared each copies its own record.
     """
+    from grpo_sweeps.config import LaunchConfig, RunConfig
     from grpo_sweeps.sweep.command import command_of
     from grpo_sweeps.sweep.launch import RunFailed, is_bad, launch, plan
     from grpo_sweeps.tracking.tracker import shared
+    from hydra_plugins.grpo_launcher.composition import Composer
 
     setup_globals()
-    loader = launcher.hydra_context.config_loader
-    composed = [loader.load_sweep_config(launcher.config, list(overrides)) for overrides in job_overrides]
+    composer = Composer(launcher.hydra_context.config_loader, launcher.config)
+    asked = LaunchConfig.from_composed(composer.compose(job_overrides[0]))
+    configs = [RunConfig.from_composed(composer.compose(overrides)) for overrides in job_overrides]
     params = getattr(launcher, "params", {})
     command = command_of(launcher.config.hydra)
-    planned = plan(composed, job_overrides, command, here, on_nodes, params.get("gpu_mem_gb"))
+    planned = plan(configs, asked, job_overrides, command, here, on_nodes, params.get("gpu_mem_gb"))
     jobs_copy = on_nodes and shared(planned.runs[0].config.tracking)
     carry_out = _another_end(launcher) or launch
     results = {result.identity: result for result in carry_out(planned, start, jobs_copy, params)}
     returns = []
-    for config, overrides, key in zip(composed, job_overrides, planned.identities, strict=True):
-        job = JobReturn(overrides=list(overrides), cfg=config, task_name="run")
+    for overrides, key in zip(job_overrides, planned.identities, strict=True):
+        job = JobReturn(overrides=list(overrides), task_name="run")
         bad = is_bad(results[key])
         job.return_value = RunFailed([results[key]]) if bad else results[key]
         job.status = JobStatus.FAILED if bad else JobStatus.COMPLETED

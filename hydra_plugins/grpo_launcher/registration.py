@@ -13,6 +13,7 @@ from typing import Any
 
 from grpo_sweeps.config.schema import (
     AnalysisConfig,
+    LaunchConfig,
     ModelConfig,
     ObjectiveConfig,
     RolloutConfig,
@@ -93,9 +94,9 @@ def composed_schema() -> type:
         values.append((name, twin, dataclasses.field(default_factory=twin)))
     for name in ("task", "reward", "estimator"):
         values.append((name, dict[str, Any], dataclasses.field(default_factory=dict)))
-    values.append(("redo", str | None, dataclasses.field(default=None)))
-    for name, default in (("dry_run", False), ("wait", True), ("require_clean", False)):
-        values.append((name, bool, dataclasses.field(default=default)))
+    hints = typing.get_type_hints(LaunchConfig)
+    for item in dataclasses.fields(LaunchConfig):
+        values.append((item.name, hints[item.name], dataclasses.field(default=item.default)))
     return dataclasses.make_dataclass("Config", values)
 
 

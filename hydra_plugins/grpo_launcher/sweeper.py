@@ -9,7 +9,7 @@ from hydra._internal.core_plugins.basic_sweeper import BasicSweeper
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.core.utils import JobStatus
 
-MOST_RUNS = 10_000  # per command: more is a typing error, and would be composed for hours
+MOST_RUNS = 10_000  # per command: more is a typing error, and SLURM would not take it
 
 
 class GrpoSweeper(BasicSweeper):
