@@ -69,6 +69,8 @@ def _canvas(panels: Sequence[Panel]) -> Figure:
             ax.set_title(panel.title, pad=6 + 12 * _legend_lines(ax), wrap=True)
     for ax in list(axes.flat)[len(panels) :]:
         ax.set_visible(False)
+    fig.draw_without_rendering()
+    fig.set_layout_engine("none")  # the layout is found: each file would find it twice more
     return fig
 
 
@@ -76,14 +78,14 @@ def render(plot: Plot) -> dict[str, bytes]:
     """{file name: content}: the whole figure as PNG and PDF, each panel as SVG (`fig1_1.svg`)."""
     files: dict[str, bytes] = {}
     with sns.axes_style("whitegrid", rc=RC), plt.rc_context(RC):
-        fig = _canvas(plot.panels)
-        files[f"{plot.name}.png"] = _saved(fig, "png")
-        files[f"{plot.name}.pdf"] = _saved(fig, "pdf")
-        plt.close(fig)
+        whole = _canvas(plot.panels)
+        files[f"{plot.name}.png"] = _saved(whole, "png")
+        files[f"{plot.name}.pdf"] = _saved(whole, "pdf")
         for i, panel in enumerate(plot.panels, start=1):
-            fig = _canvas([panel])
+            fig = whole if len(plot.panels) == 1 else _canvas([panel])
             files[f"{plot.name}_{i}.svg"] = _saved(fig, "svg")
             plt.close(fig)
+        plt.close(whole)
     return files
 
 

@@ -211,13 +211,24 @@ def samples(sweep: Sweep) -> list[dict[str, Any]]:
         return []
     shown: list[dict[str, Any]] = []
     for _, cell in sweep.completions.groupby(["arm", "R"]):
-        groups = [part for _, part in cell.groupby(["run", "step", "group", "prompt_id"], sort=False)]
-        best = max(groups, key=lambda part: (*_worth(part), int(part["step"].iloc[0]), -int(part["seed"].iloc[0])))
+        best, taught = _best(cell)
         ordered = best.sort_values(["reward", "strict"], kind="stable", ascending=False)
         chosen = pd.concat([ordered.head(1), ordered.iloc[1:].tail(1)])
-        taught, _ = _worth(best)
         shown += [{str(k): v for k, v in row.items()} | {"taught": taught} for row in chosen.to_dict("records")]
     return shown
+
+
+def _best(cell: pd.DataFrame) -> tuple[pd.DataFrame, bool]:
+    """The rows of the group of `samples`, of the least seed where several are as late, and did it teach something?"""
+    numbers = cell.assign(taught=cell["advantage"].astype(float) != 0, reward=cell["reward"].astype(float))
+    by_group = numbers.groupby(["run", "step", "group", "prompt_id"], sort=False)
+    worth = by_group.agg(taught=("taught", "any"), least=("reward", "min"), most=("reward", "max"),
+                         step=("step", "first"), seed=("seed", "first")).reset_index(drop=True)  # fmt: skip
+    order = worth.assign(differ=worth["most"] > worth["least"], seed=-worth["seed"]).sort_values(
+        ["taught", "differ", "step", "seed"], ascending=False, kind="stable"
+    )
+    first = int(order.index[0])
+    return cell[(by_group.ngroup() == first).to_numpy()], bool(worth["taught"].iloc[first])
 
 
 def silent_cells(shown: list[dict[str, Any]]) -> str:
@@ -225,12 +236,6 @@ def silent_cells(shown: list[dict[str, Any]]) -> str:
     arms = len({row["arm"] for row in shown}) > 1
     cells = {f"{row['arm']}, R = {row['R']}" if arms else f"R = {row['R']}": None for row in shown if not row["taught"]}
     return "; ".join(cells)
-
-
-def _worth(group: pd.DataFrame) -> tuple[bool, bool]:
-    """Did the group teach something, and do its rewards differ?"""
-    rewards = group["reward"].astype(float)
-    return bool((group["advantage"].astype(float) != 0).any()), bool(rewards.max() > rewards.min())
 
 
 def _completions(shown: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:

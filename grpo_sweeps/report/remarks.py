@@ -15,21 +15,26 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pyarrow as pa
 
 from grpo_sweeps.report.claims.rules import MIN_GROUPS
+from grpo_sweeps.report.read.kept import LARGE, Kept, code_of, files_below, signature
 from grpo_sweeps.report.read.query import ReportError, Sweep, processors
 from grpo_sweeps.report.tables.layers import layer_remarks
 from grpo_sweeps.report.tables.pooled import usable_groups
+from grpo_sweeps.tracking import expected, findings, glance, holdings, journal, lines, local, seal
 from grpo_sweeps.tracking import provenance as source
 from grpo_sweeps.tracking.digests import of_package
 from grpo_sweeps.tracking.findings import examine
-from grpo_sweeps.tracking.glance import in_words
+from grpo_sweeps.tracking.glance import Finding, in_words
 from grpo_sweeps.tracking.made_by import MadeBy, mixed
 from grpo_sweeps.tracking.status import RecordError, another, read_status
 from grpo_sweeps.tracking.symptoms import known, symptoms
 
 GOING_ON = ("running", "queued")
 LONGEST = 300  # characters of a failed run's reason
+EXAMINED = "whole.parquet"
+EXAMINED_BY = (findings, holdings, expected, glance, seal, journal, lines, local)
 CHECKED_METRICS = ("loss", "grad_norm", "reward", "entropy")
 ALLOW = "allow"
 
@@ -91,13 +96,33 @@ def _records(sweep: Sweep) -> list[str]:
     folders = sorted(path.parent for path in sweep.path.glob("[!.]*/status.json") if not _is_copy(path.parent))
     folders += [Path(str(path)) for path in sweep.runs["path"] if Path(str(path)) not in folders]
     with ThreadPoolExecutor(max_workers=processors()) as pool:
-        found = dict(zip(folders, pool.map(examine, folders), strict=True))
+        found = dict(zip(folders, pool.map(_examined, folders), strict=True))
     return [
         f"The record of {findings[0].run} ({folder.name}) is not whole: {in_words(findings)} "
         f"(python -m grpo_sweeps.verify sweep={sweep.name} says all)."
         for folder, findings in found.items()
         if findings
     ]
+
+
+def _examined(run_dir: Path) -> list[Finding]:
+    """`examine`, which is not asked again about a finished run that it found whole and of which no file has changed."""
+    files = signature(files_below(run_dir))
+    key, kept = {"files": files, "code": code_of(EXAMINED_BY)}, Kept(run_dir)
+    if kept.read(EXAMINED, key) is not None:
+        return []
+    found = examine(run_dir)
+    large = sum(size for _, size, _ in files) >= LARGE
+    if not found and large and _ended(run_dir) and files == signature(files_below(run_dir)):
+        kept.write(EXAMINED, key, pa.table({}))
+    return found
+
+
+def _ended(run_dir: Path) -> bool:
+    try:
+        return read_status(run_dir).state == "finished"
+    except RecordError:
+        return False
 
 
 def _is_copy(run_dir: Path) -> bool:

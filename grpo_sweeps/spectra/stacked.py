@@ -28,6 +28,7 @@ from grpo_sweeps.spectra.ranks import (
     top1_fraction,
     top_fraction,
 )
+from grpo_sweeps.types import Array
 
 
 def stacked_bounds(ranks_G: ArrayLike, energies_G: ArrayLike) -> tuple[float, float]:
@@ -44,6 +45,21 @@ def stacked_bounds(ranks_G: ArrayLike, energies_G: ArrayLike) -> tuple[float, fl
         return float("nan"), float("nan")
     shares = energies / total
     return float(shares @ ranks), float(np.sqrt(shares * ranks).sum() ** 2)
+
+
+def stacked_bounds_by(labels_G: ArrayLike, ranks_G: ArrayLike, energies_G: ArrayLike) -> tuple[Array, Array]:
+    """`stacked_bounds` of the groups of each label, numbers from 0 to S - 1: least (S,) and largest (S,).
+
+    >>> stacked_bounds_by([0, 1, 1], [4.0, 2.0, 2.0], [5.0, 1.0, 1.0])[0].tolist()
+    [4.0, 2.0]
+    """
+    labels = np.asarray(labels_G, dtype=np.intp)
+    ranks, energies = np.asarray(ranks_G, dtype=np.float64), np.asarray(energies_G, dtype=np.float64)
+    total = np.asarray(np.bincount(labels, energies), np.float64)
+    total[~(total > 0)] = np.nan
+    shares = energies / total[labels]
+    least, roots = (np.asarray(np.bincount(labels, x), np.float64) for x in (shares * ranks, np.sqrt(shares * ranks)))
+    return least, roots**2
 
 
 def stacked_summary(

@@ -70,16 +70,24 @@ def read_lines(path: Path) -> list[dict[str, Any]]:
     A last line without its newline that does not parse is a write cut short and is silently left out. A damaged line
     elsewhere is left out with a warning that names it.
     """
-    return [content for _, content in _parsed(path)]
+    return [content for _, content in _told(path)]
 
 
-def _parsed(path: Path) -> list[tuple[bytes, dict[str, Any]]]:
-    """Each line that can be read, as bytes and parsed."""
+def _told(path: Path) -> list[tuple[bytes, dict[str, Any]]]:
+    """`parsed_lines`, with a warning for each damaged line."""
+    found, faults = parsed_lines(path)
+    for fault in faults:
+        warnings.warn(fault, stacklevel=3)
+    return found
+
+
+def parsed_lines(path: Path) -> tuple[list[tuple[bytes, dict[str, Any]]], list[str]]:
+    """Each line that can be read, as bytes and parsed; and a sentence for each damaged one."""
     try:
         data = path.read_bytes()
     except FileNotFoundError:
-        return []
-    out = []
+        return [], []
+    out, faults = [], []
     lines = data.split(b"\n")
     for number, line in enumerate(lines, start=1):
         if not line:
@@ -91,8 +99,8 @@ def _parsed(path: Path) -> list[tuple[bytes, dict[str, Any]]]:
             out.append((line, content))
         except ValueError as error:
             if number < len(lines):
-                warnings.warn(f"{path}, line {number} is damaged and is left out: {error}.", stacklevel=3)
-    return out
+                faults.append(f"{path}, line {number} is damaged and is left out: {error}.")
+    return out, faults
 
 
 class LineFile:
@@ -120,7 +128,7 @@ class LineFile:
 
     def keep(self, wanted: Callable[[dict[str, Any]], bool]) -> None:
         """Rewrite the file, atomically, with the wanted lines only; these stay byte for byte."""
-        lines = [line for line, content in _parsed(self.path) if wanted(content)]
+        lines = [line for line, content in _told(self.path) if wanted(content)]
         self._file.close()
         write_bytes(self.path, b"".join(line + b"\n" for line in lines))
         self._file = self._open()

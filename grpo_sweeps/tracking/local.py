@@ -24,7 +24,7 @@ import numpy as np
 import pandas as pd
 import yaml
 
-from grpo_sweeps.tracking.journal import Journal, LineFile, read_lines
+from grpo_sweeps.tracking.journal import Journal, LineFile, parsed_lines, read_lines
 from grpo_sweeps.tracking.lines import METRICS, left_out, line_fault, number_from_json, number_to_json
 from grpo_sweeps.tracking.seal import Keeps, Sealer
 from grpo_sweeps.tracking.status import RecordError, RunStatus, read_status, write_status
@@ -40,6 +40,7 @@ __all__ = [
     "evals_frame",
     "groups_frame",
     "lacks_same_as",
+    "metrics_and_faults",
     "read_completions",
     "read_config",
     "read_evals",
@@ -249,16 +250,25 @@ def read_metrics(run_dir: Path | str) -> pd.DataFrame:
     evaluation) become one row. Without a record: an empty frame with the columns `step` and `time`. Lines without a
     step or a time, or with a value that is no number, are left out with one warning.
     """
+    frame, faults = metrics_and_faults(run_dir)
+    for fault in faults:
+        warnings.warn(fault, stacklevel=2)
+    return frame
+
+
+def metrics_and_faults(run_dir: Path | str) -> tuple[pd.DataFrame, list[str]]:
+    """What `read_metrics` gives, and in sentences what it warns of."""
     path = Path(run_dir) / METRICS
     by_step: dict[int, dict[str, Any]] = {}
-    faults = []
-    for line in read_lines(path):
+    odd = []
+    lines, faults = parsed_lines(path)
+    for _, line in lines:
         if fault := line_fault(line):
-            faults.append(fault)
+            odd.append(fault)
         else:
             by_step.setdefault(line["step"], {}).update(line)
-    if faults:
-        warnings.warn(left_out(path, faults), stacklevel=2)
+    if odd:
+        faults.append(left_out(path, odd))
     names = list(dict.fromkeys(name for row in by_step.values() for name in row)) or ["step", "time"]
     steps = sorted(by_step)
     data: dict[str, Any] = {
@@ -266,7 +276,7 @@ def read_metrics(run_dir: Path | str) -> pd.DataFrame:
         for name in names
         if name != "step"
     }
-    return pd.DataFrame({"step": np.array(steps, dtype=np.int64), **data})
+    return pd.DataFrame({"step": np.array(steps, dtype=np.int64), **data}), faults
 
 
 def read_groups(run_dir: Path | str) -> list[GroupRecord]:

@@ -20,7 +20,7 @@ from grpo_sweeps.report.claims import rules
 from grpo_sweeps.report.claims.finding import UNKNOWN, Claim, Finding, nothing
 from grpo_sweeps.report.claims.rules import CONTRADICTED, HOLDS, UNDECIDED, all_of
 from grpo_sweeps.report.tables.pooled import clusters
-from grpo_sweeps.spectra.stacked import stacked_bounds
+from grpo_sweeps.spectra.stacked import stacked_bounds_by
 
 ABOUT = (ABOUT_TWO - MARGIN, ABOUT_TWO + MARGIN)
 STACKED = "stacked/effective_rank"
@@ -59,13 +59,13 @@ def _c18_at(R: int, groups: pd.DataFrame, records: pd.DataFrame) -> Finding:
 def step_bounds(groups: pd.DataFrame) -> pd.DataFrame:
     """run, seed, step, groups, low, high: the least and largest effective rank of each step's mixed groups stacked, by
     `spectra.stacked` and as far as the precision of the Grams allows."""
-    rows = []
-    for (run, step), part in groups.groupby(["run", "step"]):
-        energies = part["energy"].to_numpy(dtype=float)
-        ends = [part[f"effective_rank_floor_{end}"].to_numpy(dtype=float) for end in ("low", "high")]
-        low, high = stacked_bounds(ends[0], energies)[0], stacked_bounds(ends[1], energies)[1]
-        rows.append((run, part["seed"].iloc[0], step, len(part), low, high))
-    return pd.DataFrame(rows, columns=["run", "seed", "step", "groups", "low", "high"])
+    by_step = groups.groupby(["run", "step"])
+    labels, energies = by_step.ngroup().to_numpy(), groups["energy"].to_numpy(dtype=float)
+    ends = [groups[f"effective_rank_floor_{end}"].to_numpy(dtype=float) for end in ("low", "high")]
+    found = by_step.agg(seed=("seed", "first"), groups=("seed", "size")).reset_index()
+    return found.assign(
+        low=stacked_bounds_by(labels, ends[0], energies)[0], high=stacked_bounds_by(labels, ends[1], energies)[1]
+    )
 
 
 def c20(

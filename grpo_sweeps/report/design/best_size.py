@@ -42,6 +42,7 @@ FLOOR = 1.0 + math.sqrt(2.0)
 """E V2 >= 2 V_between for every policy, so no R* is below: estimates and ends that noise puts there are moved to it."""
 MIN_STEPS = 10  # that a bootstrap over them means something
 DRAWS = 2000
+MOST_DRAWN = 5000  # steps, or blocks of them
 MEANS = ("signal", "spread", "V1", "signal_of_mean", "squares")
 QUANTITIES = ("signal", "spread", "V1", "V2", "signal_of_mean", "V_between", "best_R", "snr", "error_here")
 NAME = "best_size"
@@ -124,7 +125,8 @@ def best_size(sweep: Sweep, arm: str, R: int) -> BestSize:
     values = {name: float(x[0]) for name, x in _quantities(sums_TK.sum(axis=0, keepdims=True), names, R, B).items()}
     draws: dict[str, Array] = {}
     if T >= MIN_STEPS:
-        draws = _quantities(drawn(T) @ sums_TK, names, R, B)
+        blocks_BK = in_blocks(sums_TK)
+        draws = _quantities(drawn(len(blocks_BK)) @ blocks_BK, names, R, B)
     found = BestSize(arm, R, kind, T, int(steps["groups"].sum()), B, left_out, values, draws)
     return replace(found, reason=_reason(found))
 
@@ -184,6 +186,13 @@ def levels(T: int) -> tuple[float, float]:
     """
     z = math.sqrt(T / (T - 1)) * t_quantile(0.975, T - 1.0)
     return float(special.ndtr(-z)), float(special.ndtr(z))
+
+
+def in_blocks(sums_TK: Array) -> Array:
+    """The sums of steps, of as many in a row as leave at most `MOST_DRAWN` rows: means over blocks have the variance of
+    means over their steps, and draws of 100,000 steps would take gigabytes."""
+    starts = np.arange(0, len(sums_TK), math.ceil(len(sums_TK) / MOST_DRAWN))
+    return np.asarray(np.add.reduceat(sums_TK, starts, axis=0))
 
 
 def drawn(T: int, seed: int = 0) -> Array:

@@ -200,8 +200,8 @@ def _error(weights_NR: Array, gram_NRR: Array, floor_N: Array) -> Array:
 
 def mean_factor(one: Alternative, groups: StepGroups) -> float:
     """The factor, a mean over the steps where it depends on their number of groups."""
-    sizes = np.unique(groups.step_N, return_counts=True)[1]
-    return float(np.mean([one.factor(groups.R, int(G)) for G in sizes])) if len(sizes) else np.nan
+    sizes, steps = np.unique(np.unique(groups.step_N, return_counts=True)[1], return_counts=True)
+    return float(steps @ [one.factor(groups.R, int(G)) for G in sizes] / steps.sum()) if len(sizes) else np.nan
 
 
 def why_no_variance(one: Alternative, R: int) -> str:

@@ -22,20 +22,23 @@ from typing import Any, overload
 
 import numpy as np
 import pandas as pd
+import pyarrow as pa
 import yaml
 
 from grpo_sweeps.config import groups_a_step
 from grpo_sweeps.report.measure.parts import Parts, run_parts
 from grpo_sweeps.report.measure.rows import COLUMNS, KEYS
 from grpo_sweeps.report.read.arms import Arms, find_arms
-from grpo_sweeps.report.read.cache import CacheUse, GroupRows, RowCache
+from grpo_sweeps.report.read.cache import GroupRows, RowCache
+from grpo_sweeps.report.read.kept import LARGE, CacheUse, Kept, code_of, signature
 from grpo_sweeps.spectra.floor import EPS
+from grpo_sweeps.tracking import journal, lines, local
+from grpo_sweeps.tracking.lines import METRICS
 from grpo_sweeps.tracking.local import (
     RunStatus,
     read_completions,
     read_evals,
     read_groups,
-    read_metrics,
     read_status,
     read_updates,
 )
@@ -370,7 +373,7 @@ def _read_run(sweep: Sweep, run: str, keep_parts: bool, use: CacheUse) -> _Run:
     try:
         groups = GroupRows(folder, seed, dtype, RowCache(folder, seed, dtype, use)).rows()
         read.frames = {
-            "metrics": read_metrics(folder),
+            "metrics": _metrics(folder, use),
             "groups": groups.frame,
             "evals": _records_frame(read_evals(folder), EvalRecord),
             "completions": _records_frame(read_completions(folder), Completion),
@@ -382,6 +385,21 @@ def _read_run(sweep: Sweep, run: str, keep_parts: bool, use: CacheUse) -> _Run:
     except (OSError, ValueError, KeyError, TypeError) as error:  # RecordError is a ValueError
         read.fault = " ".join(str(error).split()) or type(error).__name__
     return read
+
+
+def _metrics(folder: Path, use: CacheUse) -> pd.DataFrame:
+    """`read_metrics`, from the cache where the file is large, has not changed and gave nothing to warn of."""
+    path, kept = folder / METRICS, Kept(folder, use)
+    key = {"files": signature([path]), "code": code_of((local, journal, lines))}
+    large = bool(key["files"]) and path.stat().st_size >= LARGE
+    if large and (found := kept.read(f"{path.stem}.parquet", key)):
+        return found[0].to_pandas()
+    frame, faults = local.metrics_and_faults(folder)
+    for fault in faults:
+        warnings.warn(fault, stacklevel=2)
+    if large and not faults and signature([path]) == key["files"]:
+        kept.write(f"{path.stem}.parquet", key, pa.Table.from_pandas(frame, preserve_index=False))
+    return frame
 
 
 def _records_frame(records: list[Any], kind: type) -> pd.DataFrame:

@@ -9,12 +9,11 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pandas as pd
-from numpy.typing import NDArray
 
 from grpo_sweeps.estimators import DECLARATIONS
 from grpo_sweeps.maths.intervals import Clusters, mean_over
@@ -23,18 +22,13 @@ from grpo_sweeps.publish.page import Section
 from grpo_sweeps.report.measure.alternatives import (
     NOT_HERE,
     QUANTITIES,
-    Alternative,
-    StepGroups,
     alternatives,
-    mean_factor,
-    step_groups,
-    values_of,
     why_no_factor,
     why_no_variance,
 )
+from grpo_sweeps.report.read.alternatives import RunValues, run_values
 from grpo_sweeps.report.read.query import Sweep
 from grpo_sweeps.report.tables.pooled import with_ends
-from grpo_sweeps.tracking.local import record_tables
 from grpo_sweeps.tracking.status import RecordError
 from grpo_sweeps.types import Array
 
@@ -63,18 +57,6 @@ NOTES = (
 )
 
 
-@dataclass(frozen=True)
-class RunValues:
-    """What one run says: of its N groups prompt and use, of each alternative its values by quantity (None where it
-    refuses the rewards) and its factor. The Grams are gone: a sweep's are larger than memory."""
-
-    seed: int
-    prompt_N: NDArray[np.object_]
-    usable_N: NDArray[np.bool_]
-    values: dict[str, dict[str, Array] | None]
-    factors: dict[str, float]
-
-
 def estimator_table(sweep: Sweep) -> pd.DataFrame:
     """One row per arm, R and estimator, tidy; none for an arm and R without a mixed group with a Gram of scores."""
     rows: list[dict[str, object]] = []
@@ -93,22 +75,9 @@ def _values_of_runs(sweep: Sweep, arm: str, R: int) -> Iterator[RunValues]:
         if row.run not in recorded:
             continue
         try:
-            table = record_tables(str(row.path))["grams"]().drop_columns(["gram_by"])
-            groups = step_groups(table, R, sweep.dtype(str(row.run)))
+            yield run_values(Path(str(row.path)), int(str(row.seed)), R, sweep.dtype(str(row.run)))
         except RecordError as error:
             sweep.notes.append(f"The table of estimators is without run {row.run} ({row.name}): {error}")
-            continue
-        every = alternatives()
-        values = {one.name: _values(one, groups) for one in every}
-        factors = {one.name: mean_factor(one, groups) for one in every}
-        yield RunValues(int(str(row.seed)), groups.prompt_N, groups.usable_N, values, factors)
-
-
-def _values(one: Alternative, groups: StepGroups) -> dict[str, Array] | None:
-    try:
-        return values_of(one, groups)
-    except ValueError:
-        return None
 
 
 def _rows(sweep: Sweep, arm: str, R: int, runs: list[RunValues]) -> list[dict[str, object]]:

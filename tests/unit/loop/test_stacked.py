@@ -19,7 +19,7 @@ from grpo_sweeps.loop.rollouts import rollouts_with_advantages
 from grpo_sweeps.loop.scoring import row_sums
 from grpo_sweeps.loop.setup import prepare
 from grpo_sweeps.loop.train import train
-from grpo_sweeps.spectra.stacked import stacked_bounds, stacked_summary
+from grpo_sweeps.spectra.stacked import stacked_bounds, stacked_bounds_by, stacked_summary
 from grpo_sweeps.sweep.identity import identity
 from grpo_sweeps.tracking.local import read_groups, read_metrics
 from grpo_sweeps.types import ConfigError
@@ -104,3 +104,15 @@ def test_equal_rows_are_one_and_groups_without_gradient_do_not_count() -> None:
     merged = [np.hypot(norms[0], norms[1]), norms[2], norms[3]]
     assert found["null_both"] == pytest.approx(spectra.effective_rank(merged))
     assert stacked_summary(np.eye(2), np.zeros(2), [1, 1], [0, 1]) == {}
+
+
+def test_bounds_of_many_steps_at_once_are_those_of_each() -> None:
+    rng = np.random.default_rng(3)
+    labels = rng.permutation(np.repeat(np.arange(7), rng.integers(1, 6, 7)))
+    ranks, energies = rng.uniform(1, 8, len(labels)), 10.0 ** rng.uniform(-9, 9, len(labels))
+    energies[labels == 4] = 0.0  # a step whose rows are all zero
+    low, high = stacked_bounds_by(labels, ranks, energies)
+    for step in range(7):
+        expected = stacked_bounds(ranks[labels == step], energies[labels == step])
+        np.testing.assert_allclose((low[step], high[step]), expected, rtol=1e-12)
+    assert np.isnan(low[4]) and np.isnan(high[4])

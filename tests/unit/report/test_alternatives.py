@@ -248,7 +248,7 @@ def test_a_run_whose_record_is_damaged_meanwhile_is_left_out_and_named(tmp_path)
 
 
 def test_rewards_that_an_estimator_refuses_and_groups_that_were_chosen(sweep, monkeypatch: pytest.MonkeyPatch) -> None:
-    real = table.step_groups
+    real = measure.step_groups
 
     def doubled(*args) -> StepGroups:
         found = real(*args)
@@ -256,7 +256,7 @@ def test_rewards_that_an_estimator_refuses_and_groups_that_were_chosen(sweep, mo
 
     for run, config in sweep.configs.items():
         monkeypatch.setitem(sweep.configs, run, config | {"objective": {"resample": True}})
-    monkeypatch.setattr(table, "step_groups", doubled)
+    monkeypatch.setattr(measure, "step_groups", doubled)
     found = estimator_table(sweep).set_index(["R", "estimator"])
     refused = found.loc[(4, "bnpo")]
     assert pd.isna(refused["effective_rank"]) and refused["no_variance"] == table.UNSUITED

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 from grpo_sweeps.report.claims.rules import UNDECIDED
+from grpo_sweeps.report.design import best_size as design
 from grpo_sweeps.report.design.best_size import (
     DRAWS,
     FLOOR,
@@ -13,6 +14,10 @@ from grpo_sweeps.report.design.best_size import (
     best_size,
     best_size_section,
     best_size_table,
+    in_blocks,
+)
+from grpo_sweeps.report.design.best_size import (
+    drawn as times_drawn,
 )
 from grpo_sweeps.report.read.query import load_sweep
 from tests.unit.report.exact_runs import enumerations, truth, write_exact
@@ -98,3 +103,14 @@ def test_steps_with_a_mixed_group_that_was_not_measured_are_left_out(exact, tmp_
     assert "1 steps" in best_size_section([found]).after[-1]
     sweep.groups["measured"] = False
     assert best_size(sweep, "all", 4).steps < 5
+
+
+def test_many_steps_are_drawn_in_blocks(monkeypatch):
+    sums = np.random.default_rng(0).normal(size=(1003, 3))
+    assert np.array_equal(in_blocks(sums), sums)  # few enough: each for itself
+    monkeypatch.setattr(design, "MOST_DRAWN", 100)
+    blocks = in_blocks(sums)
+    assert 90 <= len(blocks) <= 100
+    np.testing.assert_allclose(blocks.sum(axis=0), sums.sum(axis=0), rtol=1e-12)
+    means = [(times_drawn(len(rows)) @ rows).std(axis=0) / len(sums) for rows in (sums, blocks)]
+    np.testing.assert_allclose(means[0], means[1], rtol=0.3)  # the same error of a mean

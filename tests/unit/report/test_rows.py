@@ -11,9 +11,12 @@ import pytest
 
 from grpo_sweeps.maths.feasibility import effective_rank_range, effective_rank_ranges
 from grpo_sweeps.maths.intervals import Clusters, mean_interval, mean_over
-from grpo_sweeps.report.read import cache
+from grpo_sweeps.report import remarks
+from grpo_sweeps.report.read import alternatives, cache, query
 from grpo_sweeps.report.read.query import load_sweep
+from grpo_sweeps.report.tables.estimators import estimator_table
 from grpo_sweeps.tracking.local import LocalRecord, read_groups, record_tables
+from grpo_sweeps.tracking.status import read_status, write_status
 from tests.unit.report.slow_rows import group_rows
 
 TABLES = ("table1.csv", "ranks.csv", "by_k.csv", "claims.csv")
@@ -157,3 +160,56 @@ def test_ranges_of_many_matrices_are_those_of_each(R):
     np.testing.assert_allclose(np.stack([low, high], 1), [effective_rank_range(x, R) for x in top1], rtol=1e-14)
     with pytest.raises(ValueError, match="lies between"):
         effective_rank_ranges(np.array([0.01]), R)
+
+
+@pytest.fixture
+def large(one, monkeypatch):
+    """The same run, its files of the size from which what is made of them is kept."""
+    for module in (query, remarks, alternatives):
+        monkeypatch.setattr(module, "LARGE", 1)
+    return one
+
+
+def tables_of(run):
+    sweep = load(run)
+    return sweep, estimator_table(sweep), remarks.missing(sweep)
+
+
+def test_metrics_estimators_and_the_check_of_a_whole_run_are_kept(large, monkeypatch):
+    first, estimators, lacking = tables_of(large)
+    kept = {"metrics.parquet", "estimators.parquet", "whole.parquet"}
+    assert kept < {path.name for path in (large / ".cache").iterdir()}
+    for place in ("tracking.local.metrics_and_faults", "report.read.alternatives._made", "report.remarks.examine"):
+        monkeypatch.setattr(f"grpo_sweeps.{place}", lambda *_: pytest.fail("made again"))
+    again, estimators_again, lacking_again = tables_of(large)
+    pd.testing.assert_frame_equal(again.metrics, first.metrics, check_exact=True)
+    pd.testing.assert_frame_equal(estimators_again, estimators, check_exact=True)
+    assert lacking_again == lacking
+
+
+def test_what_is_kept_is_made_again_when_its_files_change(large):
+    tables_of(large)
+    with LocalRecord(large) as record:
+        record.log_metrics(3, {"reward": 77.0})
+    (large / "log.txt").write_text("one more line")
+    sweep, _, _ = tables_of(large)
+    assert sweep.metrics.set_index("step").loc[3, "reward"] == 77.0
+    segment = next((large / "grams").glob("*.parquet"))
+    data = segment.read_bytes()
+    segment.write_bytes(data[:-20])
+    assert any("is not whole" in sentence for sentence in remarks.missing(sweep))
+
+
+def test_metrics_with_a_fault_are_not_kept_so_that_each_report_says_it(large):
+    path = large / "metrics.jsonl"
+    path.write_bytes(b"\x00\x00" + path.read_bytes())
+    for _ in range(2):
+        with pytest.warns(UserWarning, match=r"metrics\.jsonl, line 1 is damaged"):
+            load(large)
+    assert not (large / ".cache" / "metrics.parquet").exists()
+
+
+def test_a_run_that_is_not_finished_is_looked_at_each_time(large):
+    write_status(large, dataclasses.replace(read_status(large), state="running", heartbeat=0.0))
+    tables_of(large)
+    assert not (large / ".cache" / "whole.parquet").exists()
