@@ -16,6 +16,7 @@ import re
 import select
 import sys
 import textwrap
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, fields
 from typing import Any, Generic, NoReturn, ParamSpec, TypeVar, get_args, get_origin, get_type_hints
@@ -40,6 +41,18 @@ P = ParamSpec("P")
 def say(text: str) -> None:
     """Print one plain line, without the control characters that an error message may carry."""
     print(plain(text), file=sys.stderr, flush=True)
+
+
+class Progress:
+    """Says how far a command is, at most every so many seconds, so that a short one says nothing."""
+
+    def __init__(self, every_s: float = 2.0) -> None:
+        self._every_s, self._next = every_s, time.monotonic() + every_s
+
+    def __call__(self, sentence: str) -> None:
+        if (now := time.monotonic()) >= self._next:
+            self._next = now + self._every_s
+            say(sentence)
 
 
 def plain(text: str) -> str:

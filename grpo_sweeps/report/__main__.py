@@ -64,7 +64,7 @@ def _report(options: Options, words: list[str]) -> int:
     try:
         with warnings.catch_warnings():
             warnings.showwarning = _say
-            out, claims = build(*choices, command, options.commits, tell=_looks_wrong)
+            out, claims = build(*choices, command, options.commits, tell=_looks_wrong, progress=cli.Progress())
     except ReportError as error:
         raise ConfigError(str(error)) from error
     for claim in claims:

@@ -47,19 +47,22 @@ def build(
     command: Sequence[str],
     commits: str | None = None,
     tell: Callable[[str], None] = lambda sentence: None,
+    progress: Callable[[str], None] = lambda sentence: None,
 ) -> tuple[Path, list[Claim]]:
     """Write the report of a sweep (the newest when `name` is None) and return its folder and the claims.
 
     commits: "allow" reports on runs that several commits made together.
     tell: is given what looks wrong, one sentence each, once the report is written.
+    progress: is given how far it is, in a few words, again and again.
     Raises ReportError when there is no such sweep, several commits made its runs, or `out` cannot be written to.
     """
-    sweep = load_sweep(name, runs_dir, keep_parts=False)
+    sweep = load_sweep(name, runs_dir, keep_parts=False, progress=progress)
     check_commits(sweep, commits)
     folder = Path(out) if out is not None else Path("reports") / sweep.name
+    progress("the claims are judged")
     claims = judge_claims(sweep)
     looks_wrong = wrong(sweep)
-    files = contents(sweep, claims, command, looks_wrong)
+    files = contents(sweep, claims, command, looks_wrong, progress)
     try:
         write(folder, files)
     except OSError as error:
@@ -70,7 +73,11 @@ def build(
 
 
 def contents(
-    sweep: Sweep, claims: list[Claim], command: Sequence[str], looks_wrong: Sequence[str] = ()
+    sweep: Sweep,
+    claims: list[Claim],
+    command: Sequence[str],
+    looks_wrong: Sequence[str] = (),
+    progress: Callable[[str], None] = lambda sentence: None,
 ) -> dict[str, bytes]:
     """{file name: content} of the whole report."""
     tables = {"table1": table.table1(sweep), "ranks": table.ranks(sweep), "by_k": table.by_k(sweep)}
@@ -83,7 +90,7 @@ def contents(
         tables |= {"updates": steps, "update_layers": parts}
     about_design = design(sweep)
     tables |= about_design.tables
-    estimators = estimator_table(sweep)
+    estimators = estimator_table(sweep, progress)
     if len(estimators):
         tables["estimators"] = estimators
     in_float32 = float32_table(sweep)
@@ -94,6 +101,7 @@ def contents(
     header, rows = headline(tables["table1"])
     plots = curves_figures(sweep, tables["curves"])
     plots += [*spectral_plots(sweep, tables["by_k"], layers, steps, parts), *about_design.plots]
+    progress("the figures are drawn")
     images = rendered(plots)
     lacking = missing(sweep)
     texts = {f"{name}.csv": csv(frame) for name, frame in tables.items()}

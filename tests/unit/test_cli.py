@@ -295,3 +295,15 @@ def test_the_page_is_whole() -> None:
         "  --now       a flag",
     ):
         assert line in page.splitlines(), page
+
+
+def test_progress_is_said_at_most_every_so_many_seconds(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    now = [100.0]
+    monkeypatch.setattr("grpo_sweeps.cli.time.monotonic", lambda: now[0])
+    progress = cli.Progress(every_s=2.0)
+    for second, sentence in ((101.0, "too early"), (102.5, "first"), (104.0, "too soon"), (104.6, "second")):
+        now[0] = second
+        progress(sentence)
+    assert capsys.readouterr().err.splitlines() == ["first", "second"]

@@ -14,7 +14,7 @@ import os
 import re
 import threading
 import warnings
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
@@ -183,11 +183,17 @@ class Sweep:
         return sorted(pairs)
 
 
-def load_sweep(name: str | None = None, runs_dir: str | Path = "runs", keep_parts: bool = True) -> Sweep:
+def load_sweep(
+    name: str | None = None,
+    runs_dir: str | Path = "runs",
+    keep_parts: bool = True,
+    progress: Callable[[str], None] = lambda sentence: None,
+) -> Sweep:
     """Read runs_dir/<name>/ (the newest sweep when `name` is None) through the local record's reader.
 
     keep_parts: keep the Grams by layer or parameter in the records. They can take hundreds of times the memory of
     all else; False takes from them, run by run, what the report shows (`Sweep.parts`) and lets them go.
+    progress: is given how far it is, in a few words, after each run.
     Raises ReportError, one sentence, when there is no such sweep or none of its runs can be read.
     """
     path = find_sweep(name, Path(runs_dir))
@@ -214,7 +220,7 @@ def load_sweep(name: str | None = None, runs_dir: str | Path = "runs", keep_part
     unread: dict[str, Any] = dict.fromkeys(_COLUMNS, pd.DataFrame())
     sweep = Sweep(path.name, path, arms, runs, **unread, configs=configs, statuses=statuses, notes=notes)
     sweep.records = Records(keep_parts)
-    _read_records(sweep, keep_parts)
+    _read_records(sweep, keep_parts, progress)
     sweep.waiting = _waiting(sweep) | waiting
     return sweep
 
@@ -336,14 +342,17 @@ class _Run:
     fault: str = ""
 
 
-def _read_records(sweep: Sweep, keep_parts: bool) -> None:
+def _read_records(sweep: Sweep, keep_parts: bool, progress: Callable[[str], None]) -> None:
     """Fill the sweep's frames, records and, unless they are kept in the records, parts, run by run.
 
     numpy leaves the interpreter to others while it works, so that threads share the processors of this machine.
     """
     use = CacheUse()
     with ThreadPoolExecutor(max_workers=processors()) as pool:
-        found = list(pool.map(lambda run: _read_run(sweep, run, keep_parts, use), sweep.runs["run"]))
+        found: list[_Run] = []
+        for read in pool.map(lambda run: _read_run(sweep, run, keep_parts, use), sweep.runs["run"]):
+            found.append(read)
+            progress(f"{len(found)} of {len(sweep.runs)} runs are read")
     frames_of: dict[str, list[pd.DataFrame]] = {kind: [] for kind in _COLUMNS}
     for run, read in zip(sweep.runs.itertuples(), found, strict=True):
         if read.fault:

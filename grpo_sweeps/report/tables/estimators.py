@@ -8,7 +8,7 @@ table compares gradients on them, not trainings.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -57,21 +57,24 @@ NOTES = (
 )
 
 
-def estimator_table(sweep: Sweep) -> pd.DataFrame:
-    """One row per arm, R and estimator, tidy; none for an arm and R without a mixed group with a Gram of scores."""
+def estimator_table(sweep: Sweep, progress: Callable[[str], None] = lambda sentence: None) -> pd.DataFrame:
+    """One row per arm, R and estimator, tidy; none for an arm and R without a mixed group with a Gram of scores.
+
+    progress: is given how far it is."""
     rows: list[dict[str, object]] = []
     for arm, R in sweep.cells:
-        runs = list(_values_of_runs(sweep, arm, R)) if R > 1 else []
+        runs = list(_values_of_runs(sweep, arm, R, progress)) if R > 1 else []
         if any(run.usable_N.any() for run in runs):
             rows += _rows(sweep, arm, R, runs)
     return pd.DataFrame(rows, columns=COLUMNS)
 
 
-def _values_of_runs(sweep: Sweep, arm: str, R: int) -> Iterator[RunValues]:
+def _values_of_runs(sweep: Sweep, arm: str, R: int, progress: Callable[[str], None]) -> Iterator[RunValues]:
     """Of each run of an arm and R that has records, one at a time."""
     runs = sweep.runs[(sweep.runs["arm"] == arm) & (sweep.runs["R"] == R)]
     recorded = set(sweep.groups["run"]) if len(sweep.groups) else set()
-    for row in runs.itertuples(index=False):
+    for done, row in enumerate(runs.itertuples(index=False)):
+        progress(f"estimators of {done} of {len(runs)} runs of R={R}")
         if row.run not in recorded:
             continue
         try:
