@@ -10,7 +10,7 @@ from typing import Any
 import pandas as pd
 
 from grpo_sweeps.paper import ARXIV
-from grpo_sweeps.publish.drawing import Plot, rendered
+from grpo_sweeps.publish.drawing import Plot
 from grpo_sweeps.publish.formats import csv, latex, markdown
 from grpo_sweeps.publish.page import Section, files_of, now, public, utc, versions, with_manifest, write
 from grpo_sweeps.report.claims.premise import premise_section
@@ -21,6 +21,7 @@ from grpo_sweeps.report.design.power import needs, power_section, power_table
 from grpo_sweeps.report.figures.by_k import by_k_figure, rank_by_k_plot
 from grpo_sweeps.report.figures.by_step import accuracy_plot, curves_figures, spectral_plot
 from grpo_sweeps.report.figures.group_size import best_size_figure, pool_figure
+from grpo_sweeps.report.figures.kept import drawn
 from grpo_sweeps.report.figures.layers import layer_figure, update_figure
 from grpo_sweeps.report.figures.rank_change import longitudinal_figure
 from grpo_sweeps.report.page import render_page
@@ -102,7 +103,7 @@ def contents(
     plots = curves_figures(sweep, tables["curves"])
     plots += [*spectral_plots(sweep, tables["by_k"], layers, steps, parts), *about_design.plots]
     progress("the figures are drawn")
-    images = rendered(plots)
+    images = drawn(sweep, plots)
     lacking = missing(sweep)
     texts = {f"{name}.csv": csv(frame) for name, frame in tables.items()}
     texts |= {

@@ -11,9 +11,11 @@ import pytest
 
 from grpo_sweeps.maths.feasibility import effective_rank_range, effective_rank_ranges
 from grpo_sweeps.maths.intervals import Clusters, mean_interval, mean_over
-from grpo_sweeps.report import remarks
+from grpo_sweeps.report import build, remarks
+from grpo_sweeps.report.figures.kept import drawn
 from grpo_sweeps.report.read import alternatives, cache, query
 from grpo_sweeps.report.read.query import load_sweep
+from grpo_sweeps.report.tables import pooled
 from grpo_sweeps.report.tables.estimators import estimator_table
 from grpo_sweeps.tracking.local import LocalRecord, read_groups, record_tables
 from grpo_sweeps.tracking.status import read_status, write_status
@@ -213,3 +215,16 @@ def test_a_run_that_is_not_finished_is_looked_at_each_time(large):
     write_status(large, dataclasses.replace(read_status(large), state="running", heartbeat=0.0))
     tables_of(large)
     assert not (large / ".cache" / "whole.parquet").exists()
+
+
+def test_pictures_are_drawn_anew_only_for_other_records(one, monkeypatch):
+    sweep = load(one)
+    plots = build.spectral_plots(sweep, pooled.by_k(sweep), pd.DataFrame())
+    first = drawn(sweep, plots)
+    assert {"fig1.png", "fig1.pdf", "fig1_1.svg"} <= set(first)
+    monkeypatch.setattr("grpo_sweeps.report.figures.kept.rendered", lambda _: {"drawn.png": b"again"})
+    assert drawn(sweep, plots) == first
+    (one / "metrics.jsonl").touch()
+    assert drawn(sweep, plots) == {"drawn.png": b"again"}
+    (sweep.path / ".cache" / "figures.parquet").write_bytes(b"damaged")
+    assert drawn(sweep, plots) == {"drawn.png": b"again"}
