@@ -86,6 +86,7 @@ def execute(
     name: str = "",
     command: str = "",
     signals: Signals = Signals(),
+    job_token: str | None = None,
 ) -> RunResult:
     """Train the run that `frozen` describes (the written form of RunConfig) in `run_dir` and return how it ended.
 
@@ -94,26 +95,28 @@ def execute(
     `interrupted`, Submitit's signal puts the job back into the queue. Only what asks the process itself to end is
     raised: the SystemExit of a requeued job and submitit's UncompletedJobError. A run that has finished in the
     meantime, or that another process holds, is left alone. A folder that cannot be written (a full disk) is a failure
-    too, although only the result can say so.
+    too, although only the result can say so. job_token: that of the job that was submitted for this run.
     """
     config = RunConfig.from_mapping(frozen)
     run_dir, name = Path(run_dir), name or f"R={config.R} seed={config.seed}"
     try:
         with Stops(signals.grace_s) as stops:
-            return _execute(config, run_dir, name, command, signals, stops)
+            return _execute(config, run_dir, name, command, job_token, signals, stops)
     except OSError as error:
         say(f"{name}: its folder could not be written ({_reason(error)})")
         total = config.trainer.steps
         return RunResult(identity(config), name, "failed", str(run_dir), total=total, error=_reason(error))
 
 
-def _execute(config: RunConfig, run_dir: Path, name: str, command: str, signals: Signals, stops: Stops) -> RunResult:
+def _execute(
+    config: RunConfig, run_dir: Path, name: str, command: str, token: str | None, signals: Signals, stops: Stops
+) -> RunResult:
     """Do the work of `execute`, which reports what the file system refuses."""
     run_dir.mkdir(parents=True, exist_ok=True)
     status = RunStatus(
         state="running", identity=identity(config), name=name, sweep=config.sweep,
-        total=config.trainer.steps, host=provenance.host(), pid=os.getpid(), job_id=provenance.job_id(),
-        started=time.time(), command=command, pid_started=process_started(os.getpid()),
+        total=config.trainer.steps, host=provenance.host(), pid=os.getpid(), pid_started=process_started(os.getpid()),
+        job_id=provenance.job_id(), job_token=token, started=time.time(), command=command,
     )  # fmt: skip
     with only_writer(run_dir) as mine:
         previous = status_or_none(run_dir)

@@ -13,8 +13,8 @@ from typing import Any
 
 from grpo_sweeps.paths import sweep_folder, sweep_names
 from grpo_sweeps.sweep.execute import LOG_FILE
-from grpo_sweeps.sweep.ledger import ask_queue, job_of, where_alive
-from grpo_sweeps.sweep.queue import noted_jobs
+from grpo_sweeps.sweep.jobs import Jobs, noted_jobs
+from grpo_sweeps.sweep.ledger import ask_queue, job_of, not_its_own, where_alive
 from grpo_sweeps.tracking.glance import Finding, glance
 from grpo_sweeps.tracking.lines import METRICS, RECOMPUTED, last_lines, median_of, step_seconds
 from grpo_sweeps.tracking.status import FILE_NAME as STATUS
@@ -47,6 +47,7 @@ class Row:
     node: str = ""
     job_id: str | None = None
     queue: str = ""  # what SLURM's queue says of a job that waits, or why it says nothing
+    stuck: str = ""  # why that job does not start before somebody does something
     error: str | None = None
     log: str = ""
     damage: str | None = None  # a sentence about a file of the run that cannot be read, or not all of it
@@ -81,7 +82,7 @@ def _holds_a_run(path: Path) -> bool:
     return not path.name.startswith(".") and any((path / name).exists() for name in (STATUS, METRICS))
 
 
-def _row(run_dir: Path, jobs: frozenset[str]) -> Row:
+def _row(run_dir: Path, jobs: Jobs) -> Row:
     log = str(run_dir / LOG_FILE)
     try:
         status = read_status(run_dir)
@@ -109,7 +110,7 @@ def _row(run_dir: Path, jobs: frozenset[str]) -> Row:
         reward=_last(steps, "reward"), effective_rank=_last(steps, "spectral/effective_rank"),
         node=answer.node if answer and waits else "" if state in ("queued", "not started") else status.host,
         job_id=status.job_id, queue=answer.text() if answer and waits else "",
-        error=error_text, log=log, damage=damage, status=status,
+        stuck=answer.stuck if answer and waits else "", error=error_text, log=log, damage=damage, status=status,
         lacks=() if state in ("running", "queued") else tuple(glance(run_dir, status, lines)),
     )  # fmt: skip
 
@@ -125,17 +126,18 @@ def _by_step(lines: list[dict[str, Any]]) -> dict[int, dict[str, Any]]:
     return steps
 
 
-def _state(status: RunStatus, jobs: frozenset[str]) -> tuple[str, str | None]:
+def _state(status: RunStatus, jobs: Jobs) -> tuple[str, str | None]:
     """The present state, and the reason for it."""
     if status.state in ("finished", "failed") or (status.state == "running" and not status.stale()):
         return status.state, status.error
     if where_alive(status, jobs):
         return "queued", None
+    state, error = "interrupted", status.error
     if status.state == "running":
-        return "interrupted", status.error or f"process {status.pid} on {status.host} has ended without a word"
-    if status.state == "queued" and status.step == 0:
-        return "not started", status.error
-    return "interrupted", status.error
+        error = error or f"process {status.pid} on {status.host} has ended without a word"
+    elif status.state == "queued" and status.step == 0:
+        state = "not started"
+    return state, "; ".join(part for part in (error, not_its_own(status, jobs)) if part) or None
 
 
 def _time_left(steps: dict[int, dict[str, Any]], done: int, total: int) -> float | None:

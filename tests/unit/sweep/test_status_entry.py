@@ -80,7 +80,9 @@ def test_table_and_json(runs: Path, capsys: pytest.CaptureFixture[str]) -> None:
         "effective_rank",
         "node",
         "job_id",
+        "job_token",
         "queue",
+        "stuck",
         "log",
     }
     assert fields | {"heartbeat", "commit", "versions", "command", "traceback", "notes"} <= set(running)
@@ -98,20 +100,27 @@ def test_the_queue_says_why_a_job_waits(
     runs: Path, state: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     from grpo_sweeps.sweep import ledger
-    from grpo_sweeps.sweep.queue import Queue, note_jobs
+    from grpo_sweeps.sweep.jobs import note_jobs
+    from grpo_sweeps.sweep.queue import Queue
 
     tools = tmp_path / ".tools"
     tools.mkdir()
-    (tools / "squeue").write_text("#!/bin/sh\necho '17_3|PENDING|Resources|'\n")
+    (tools / "squeue").write_text("#!/bin/sh\necho '17_3|PENDING|Resources|||grpo_sweeps:aa'\n")
     (tools / "squeue").chmod(0o755)
     monkeypatch.setenv("PATH", str(tools))
     monkeypatch.setattr(ledger, "QUEUE", Queue(keep_s=0))
     write_status(runs / "mine" / "id2", RunStatus(state=state, name="R=8 seed=0", step=1, total=4, job_id="17_3"))
-    note_jobs(runs / "mine", ["17_3"])
+    note_jobs(runs / "mine", ["17_3"], "aa")
     row = {row.name: row for row in collect(runs, "mine")}["R=8 seed=0"]
     assert (row.state, row.queue, row.node, row.job_id) == ("queued", "PENDING, Resources", "", "17_3")
     assert main([f"runs_dir={runs}"]) == 0
     assert "queued: PENDING, Resources  1/4" in capsys.readouterr().out
+    (tools / "squeue").write_text("#!/bin/sh\necho '17_3|PENDING|PartitionConfig|||grpo_sweeps:aa'\n")
+    assert main([f"runs_dir={runs}"]) == 0
+    assert "  R=8 seed=0: job 17_3 can never start as it was asked for (PartitionConfig)\n" in capsys.readouterr().out
+    (tools / "squeue").write_text("#!/bin/sh\necho '17_3|RUNNING|None|||of a stranger'\n")
+    assert main([f"runs_dir={runs}"]) == 0
+    assert "job 17_3: the queue's job of that number is another one\n" in capsys.readouterr().out
     (tools / "squeue").write_text("#!/bin/sh\necho 'Unable to contact slurm controller' >&2; exit 1\n")
     row = {row.name: row for row in collect(runs, "mine")}["R=8 seed=0"]
     assert row.state == "queued" and "squeue does not answer (Unable to contact slurm controller)" in row.queue
