@@ -22,6 +22,7 @@ from grpo_sweeps.engine.policy import Policy, Reference, load_policy, resolve_de
 from grpo_sweeps.engine.rollouts import row_seed
 from grpo_sweeps.engine.samplers import SamplerEngine
 from grpo_sweeps.maths.noise import NoiseWindow
+from grpo_sweeps.paths import working_directory_kept
 from grpo_sweeps.types import EstimatorFunction, Problem, RewardFunction, TaskData
 
 VERIFIED_ROWS = 4  # of the block that is verified before the first step
@@ -115,7 +116,8 @@ def prepare(config: RunConfig, say: Callable[[str], None] = _silent) -> Setup:
     _seed_everything(config.seed)
     reward = load_function(config.reward, "reward", positional=3)
     estimator = load_estimator(config.estimator)
-    data = load_function(config.task.function, "task", positional=0)()
+    with working_directory_kept():  # the model's path may be relative
+        data = load_function(config.task.function, "task", positional=0)()
     check_data(data, config)
     say(f"loading {config.model.name}")
     policy = load_policy(config.model, resolve_device(config.trainer.device))

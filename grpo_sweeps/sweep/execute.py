@@ -14,6 +14,7 @@ from typing import Any
 
 from grpo_sweeps.cli import say
 from grpo_sweeps.config import RunConfig, to_mapping
+from grpo_sweeps.paths import working_directory_kept
 from grpo_sweeps.sweep.identity import identity
 from grpo_sweeps.sweep.ledger import status_or_none
 from grpo_sweeps.sweep.origin import Origin, Stale
@@ -99,9 +100,12 @@ def execute(
     """
     config = RunConfig.from_mapping(frozen)
     run_dir, name = Path(run_dir), name or f"R={config.R} seed={config.seed}"
+    # A reward may change the working directory: the record stays in one place, and so does the next run's.
+    here = run_dir.absolute()
     try:
-        with Stops(signals.grace_s) as stops:
-            return _execute(config, run_dir, name, command, job_token, signals, stops)
+        with working_directory_kept(), Stops(signals.grace_s) as stops:
+            result = _execute(config, here, name, command, job_token, signals, stops)
+            return replace(result, run_dir=str(run_dir))
     except OSError as error:
         say(f"{name}: its folder could not be written ({_reason(error)})")
         total = config.trainer.steps
