@@ -108,9 +108,10 @@ def _summary(rows: Sequence[Row]) -> str:
 
 
 def _reasons(rows: Sequence[Row]) -> list[str]:
-    """One line per run that did not end well and says why, one per run whose job does not start by itself, and one per
-    run whose record is not whole."""
+    """One line per run that did not end well and says why, one per run that is silent or whose job does not start by
+    itself, and one per run whose record is not whole."""
     found = [plain(f"{row.name} {row.state}: {row.error}") for row in rows if row.error and not row.damage]
+    found += [plain(f"{row.name} running: {row.silent}") for row in rows if row.silent]
     found += [plain(f"{row.name}: job {row.job_id} {row.stuck}") for row in rows if row.stuck]
     found += [
         plain(f"{one.sentence} (python -m grpo_sweeps.verify says more)") for row in rows for one in row.lacks[:1]

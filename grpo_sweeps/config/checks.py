@@ -217,6 +217,8 @@ def _check_top(config: RunConfig) -> None:
     _at_most("R", config.R, MOST_ROLLOUTS)
     _at_most("trainer.prompts", config.trainer.prompts, MOST_ROLLOUTS)
     _check_budget(config)
+    if config.reward_timeout is not None and config.reward_timeout <= 0:
+        _fail("reward_timeout", config.reward_timeout, "seconds above 0 are needed, or null for no limit")
     if not 0 <= config.seed < 2**32:
         _fail("seed", config.seed, "an integer from 0 to 4294967295 is needed")
     check_sweep_name(config.sweep)

@@ -78,6 +78,7 @@ def build(options: CreditOptions, command: str, say: Callable[[str], None]) -> R
     plan = Plan(options.rollouts, options.continuations, options.every, options.seed)
     with working_directory_kept():  # the rewards are the run's
         sampled = draw(setup, problems, plan)
+    setup.close()
     found = shares(sampled.values, sampled.starts)
     seconds = time.perf_counter() - start
     say(f"{sampled.drawn} continuations of {sampled.prefixes} prefixes in {seconds:.0f} s")

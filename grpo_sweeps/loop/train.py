@@ -41,6 +41,7 @@ def train(config: RunConfig, run_dir: Path, watch: Watch | None = None, name: st
         Stopped: when `watch` asked for it; a checkpoint holds every step that was done.
         ConfigError: before the first step, for a model, data or function that cannot be used.
         FloatingPointError: when the run has diverged.
+        RewardStopped: when a reward took longer than `reward_timeout` or ended its process.
         GramCheckError: when a measured Gram is inconsistent with the gradient.
         NotWhole: before the first step, where what the folder holds is not what its checkpoint goes on from, so that
             records would be thrown away; after the last one, where the record does not hold every step.
@@ -50,6 +51,15 @@ def train(config: RunConfig, run_dir: Path, watch: Watch | None = None, name: st
     began = time.perf_counter()
     setup = prepare(config, watch.say)
     startup["time/load"] = time.perf_counter() - began
+    try:
+        _train(setup, run_dir, watch, name, startup)
+    finally:
+        setup.close()
+
+
+def _train(setup: Setup, run_dir: Path, watch: Watch, name: str, startup: dict[str, float]) -> None:
+    """The steps that are left. startup: seconds by part, logged with the first of them."""
+    config = setup.config
     watch.loaded(setup.data)
     total = config.trainer.steps
     identity, written = _identity(run_dir), to_mapping(config)

@@ -7,6 +7,7 @@ its job waits again; one that waits for a launcher or a job that is gone, as not
 from __future__ import annotations
 
 import re
+import time
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -21,6 +22,7 @@ from grpo_sweeps.tracking.status import FILE_NAME as STATUS
 from grpo_sweeps.tracking.status import RecordError, RunStatus, copied, read_status
 
 PACE_STEPS = 10
+SILENT_S, SILENT_STEPS = 600.0, 10  # a running run is silent after so many seconds, and so many of its own steps
 
 
 @dataclass(frozen=True)
@@ -48,6 +50,7 @@ class Row:
     job_id: str | None = None
     queue: str = ""  # what SLURM's queue says of a job that waits, or why it says nothing
     stuck: str = ""  # why that job does not start before somebody does something
+    silent: str = ""  # of a running one that has written nothing for long, in words
     error: str | None = None
     log: str = ""
     damage: str | None = None  # a sentence about a file of the run that cannot be read, or not all of it
@@ -98,11 +101,12 @@ def _row(run_dir: Path, jobs: Jobs) -> Row:
     in_order = [steps[step] for step in sorted(steps)]
     recent = in_order[-PACE_STEPS:]
     parts = [name for name in (recent[-1] if recent else {}) if name.startswith("time/")]
+    pace = step_seconds(in_order, PACE_STEPS)
     answer = job_of(status, jobs) if status.state not in ("finished", "failed") else None
     waits = answer is not None and answer.alive and state == "queued"
     return Row(
         run_dir.parent.name, status.identity or run_dir.name, status.name, state, status.step, status.total,
-        pace_s=step_seconds(in_order, PACE_STEPS),
+        pace_s=pace,
         tokens_per_second=median_of(recent, "sampling/tokens_per_second"),
         parts_s={name.removeprefix("time/"): median_of(recent, name) or 0.0 for name in parts},
         memory_gib=_last(steps, "memory/peak_gib"),
@@ -110,9 +114,21 @@ def _row(run_dir: Path, jobs: Jobs) -> Row:
         reward=_last(steps, "reward"), effective_rank=_last(steps, "spectral/effective_rank"),
         node=answer.node if answer and waits else "" if state in ("queued", "not started") else status.host,
         job_id=status.job_id, queue=answer.text() if answer and waits else "",
-        stuck=answer.stuck if answer and waits else "", error=error_text, log=log, damage=damage, status=status,
+        stuck=answer.stuck if answer and waits else "",
+        silent=_silence(status, lines, pace) if state == "running" else "",
+        error=error_text, log=log, damage=damage, status=status,
         lacks=() if state in ("running", "queued") else tuple(glance(run_dir, status, lines)),
     )  # fmt: skip
+
+
+def _silence(status: RunStatus, lines: list[dict[str, Any]], pace_s: float | None) -> str:
+    """For how long a running run has neither stepped nor evaluated, in words; "" where that is not long for it."""
+    times = [line["time"] for line in lines[-1:] if isinstance(line.get("time"), int | float)]
+    quiet = time.time() - max([status.started or 0.0, *times])
+    if quiet <= max(SILENT_S, SILENT_STEPS * (pace_s or 0.0)):
+        return ""
+    usual = "" if pace_s is None else f", which takes {pace_s:.3g} s as a rule"
+    return f"no step for {quiet / 60:.0f} minutes{usual}; a reward that hangs is ended by reward_timeout=SECONDS"
 
 
 def _by_step(lines: list[dict[str, Any]]) -> dict[int, dict[str, Any]]:

@@ -6,13 +6,14 @@ import json
 import socket
 import sys
 import time
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from grpo_sweeps.status import collect, main
-from grpo_sweeps.tracking.status import RunStatus, write_status
+from grpo_sweeps.tracking.status import RunStatus, read_status, write_status
 
 DEAD = 2**22 + 1
 
@@ -83,9 +84,30 @@ def test_table_and_json(runs: Path, capsys: pytest.CaptureFixture[str]) -> None:
         "job_token",
         "queue",
         "stuck",
+        "silent",
         "log",
     }
     assert fields | {"heartbeat", "commit", "versions", "command", "traceback", "notes"} <= set(running)
+
+
+def test_a_run_that_is_silent_for_long_is_named(runs: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = runs / "mine" / "id1" / "metrics.jsonl"
+    steps = [{"step": step, "reward": 0.5, "step_time": 30.0} for step in range(2)]
+    for age, silent in ((500.0, False), (1200.0, True)):
+        path.write_text("".join(json.dumps({**one, "time": time.time() - age}) + "\n" for one in steps))
+        assert main([f"runs_dir={runs}"]) == 0
+        sentence = "R=4 seed=0 running: no step for 20 minutes, which takes 30 s as a rule; a reward that hangs"
+        assert (sentence in capsys.readouterr().out) == silent
+    slow = [{**one, "step_time": 300.0, "time": time.time() - 1200.0} for one in steps]
+    path.write_text("".join(json.dumps(one) + "\n" for one in slow))
+    assert main([f"runs_dir={runs}"]) == 0
+    assert "no step for" not in capsys.readouterr().out, "twenty minutes are four of its steps"
+    path.unlink()
+    status = read_status(path.parent)
+    for started, silent in ((time.time() - 60.0, False), (time.time() - 1800.0, True)):
+        write_status(path.parent, replace(status, started=started))
+        assert main([f"runs_dir={runs}"]) == 0
+        assert ("R=4 seed=0 running: no step for 30 minutes; a reward" in capsys.readouterr().out) == silent
 
 
 def test_why_runs_ended_stands_below_the_table(runs: Path, capsys: pytest.CaptureFixture[str]) -> None:
