@@ -81,14 +81,14 @@ def _train(setup: Setup, run_dir: Path, watch: Watch, name: str, startup: dict[s
             for step in range(done, total):
                 if due(step, config.trainer.eval_every):
                     _evaluate(setup, record, progress, watch, step)
-                before = _rollouts_before(setup, step)
+                before = {"rollouts": _rollouts_before(setup, step), "weights/norm": setup.optimizer.weights_norm()}
                 result = take_step(setup, step)
                 setup.tally.discarded += sum(int(result.metrics.get(name, 0)) for name in NOT_TRAINED_ON)
                 watch.guard()
                 record.log_groups(result.groups)
                 record.log_completions(result.completions)
                 record.log_updates(result.updates)
-                metrics = {**result.metrics, **relative_entropy(setup, result.metrics), "rollouts": before}
+                metrics = {**result.metrics, **relative_entropy(setup, result.metrics), **before}
                 metrics[SAMPLER + setup.sampler.name] = 1.0
                 record.log_metrics(step, metrics | (startup | _forms(setup) if step == first else {}))
                 done = step + 1

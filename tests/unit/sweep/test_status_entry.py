@@ -110,6 +110,15 @@ def test_a_run_that_is_silent_for_long_is_named(runs: Path, capsys: pytest.Captu
         assert ("R=4 seed=0 running: no step for 30 minutes; a reward" in capsys.readouterr().out) == silent
 
 
+def test_a_run_that_has_diverged_is_named(runs: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    status = read_status(runs / "mine" / "id0")
+    notes = ["a disk that is full", "looks wrong after step 1 (divergence): the update changed the weights"]
+    write_status(runs / "mine" / "id0", replace(status, notes=notes))
+    assert main([f"runs_dir={runs}"]) == 0
+    out = capsys.readouterr().out
+    assert f"  R=2 seed=0 {notes[1]}\n" in out and notes[0] not in out
+
+
 def test_why_runs_ended_stands_below_the_table(runs: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main([f"runs_dir={runs}"]) == 0
     lines = [line.strip() for line in capsys.readouterr().out.splitlines()]
