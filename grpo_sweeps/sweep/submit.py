@@ -142,11 +142,11 @@ def gpu_slots(params: Mapping[str, Any]) -> list[list[int]]:
 
 def start_slurm(plan: Plan, opening: Opening, params: Mapping[str, Any], poll_s: float = POLL_S) -> list[RunResult]:
     """Submit the due runs as one array (as few as SLURM allows) and wait. Ctrl-C ends the wait and leaves the jobs."""
-    token = new_token()
+    token, cluster = new_token(), cluster_name()
     waiting, left, refusal = _submit(plan, params, token)
     if not waiting:
         raise ConfigError(f"hydra/launcher=submitit_slurm: the submission was refused: {refusal}")
-    note_jobs(plan.folder, [job.job_id for job in waiting.values()], token, cluster_name())
+    note_jobs(plan.folder, [job.job_id for job in waiting.values()], token, cluster)
     for run, job in waiting.items():
         _note_job(run, job.job_id, token)
     opening.put_back(left)

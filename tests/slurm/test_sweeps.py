@@ -78,6 +78,28 @@ def test_a_requeued_job_is_waited_for(workplace: Workplace) -> None:
     assert workplace.submitted() == 1
 
 
+def test_a_job_that_queues_itself_again_is_still_its_own(workplace: Workplace) -> None:
+    """By the signal that comes before a time limit: its number and its comment stay."""
+    workplace.hold()
+    command = workplace.start_sweep("R=4")
+    workplace.until(lambda: workplace.statuses() and workplace.all_are("running"))
+    (before,) = workplace.statuses().values()
+    workplace.until(lambda: next(iter(workplace.statuses().values()))["step"] >= 1)
+    subprocess.run(["scancel", "--signal=USR2", before["job_id"]], check=True, timeout=30)
+
+    def has_begun_again() -> bool:
+        (now,) = workplace.statuses().values()
+        return now["state"] == "running" and now["started"] > before["started"]
+
+    workplace.until(has_begun_again)
+    (now,) = workplace.statuses().values()
+    assert (now["job_id"], now["job_token"]) == (before["job_id"], before["job_token"])
+    workplace.release()
+    said = command.communicate(timeout=180)[1]
+    assert command.returncode == 0 and "1 of 1 run finished" in said, said
+    assert workplace.submitted() == 1
+
+
 def queue_line(job_id: str) -> str:
     done = subprocess.run(
         ["squeue", "-h", "-r", "-o", "%T %r", "-j", job_id], capture_output=True, text=True, timeout=30, check=False
