@@ -21,6 +21,8 @@ JOBS_FILE = ".jobs"  # in a sweep's folder: one line per array or job
 SIGN = "grpo_sweeps:"  # a word of a job's comment that begins so holds its token
 SAME_TIME_S = 60.0  # between our note of a submission and SLURM's: their clocks differ, and a controller may be slow
 SCRIPT = "{id}_submission.sh"  # as Submitit names it
+ANOTHER = "the queue's job of that number is another one"
+UNKNOWN = "the queue's job of that number may be another one (nothing but the number is known), so it is not believed"
 NOTHING = "-"  # stands in a line for what is not known
 
 
@@ -101,9 +103,10 @@ def told(answer: Answer, submission: Submission) -> Answer:
         signs = [word for word in answer.comment.split() if word.startswith(SIGN)]
         if submission.token and SIGN + submission.token in signs:
             return answer
+        certain = bool(signs and submission.token) or None not in (answer.submitted, submission.time)
         if not (signs and submission.token) and _same_time(answer, submission) and not _elsewhere(submission):
             return replace(answer, sure=False)
-        answer = Answer("no", reason="the queue's job of that number is another one")
+        answer = Answer("no", reason=ANOTHER if certain else UNKNOWN)
     if answer.kind == "no" and _elsewhere(submission):
         return Answer("elsewhere", reason=submission.cluster)
     return answer

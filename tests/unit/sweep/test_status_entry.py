@@ -149,7 +149,7 @@ def test_the_queue_says_why_a_job_waits(
     (tools / "squeue").write_text("#!/bin/sh\necho '17_3|PENDING|PartitionConfig|||grpo_sweeps:aa'\n")
     assert main([f"runs_dir={runs}"]) == 0
     assert "  R=8 seed=0: job 17_3 can never start as it was asked for (PartitionConfig)\n" in capsys.readouterr().out
-    (tools / "squeue").write_text("#!/bin/sh\necho '17_3|RUNNING|None|||of a stranger'\n")
+    (tools / "squeue").write_text("#!/bin/sh\necho '17_3|RUNNING|None|||grpo_sweeps:bb'\n")
     assert main([f"runs_dir={runs}"]) == 0
     assert "job 17_3: the queue's job of that number is another one\n" in capsys.readouterr().out
     (tools / "squeue").write_text("#!/bin/sh\necho 'Unable to contact slurm controller' >&2; exit 1\n")
