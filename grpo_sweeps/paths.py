@@ -1,4 +1,4 @@
-"""Where conf/ and sweeps/ are, and the folders below the folder of runs.
+"""Where conf/ and sweeps/ are, and the folders below the folder of runs; and the working directory, which stays.
 
 In a wheel both folders are inside the package (grpo_sweeps/_data); in a checkout and an editable install they are
 beside it. The package's own place decides, never the working directory.
@@ -6,7 +6,9 @@ beside it. The package's own place decides, never the working directory.
 
 from __future__ import annotations
 
+import contextlib
 import os
+from collections.abc import Iterator
 from pathlib import Path
 
 from grpo_sweeps.types import ConfigError
@@ -55,6 +57,21 @@ def why_no_path(text: str) -> str:
     except (OSError, ValueError) as error:
         return str(error.strerror if isinstance(error, OSError) else error)
     return ""
+
+
+@contextlib.contextmanager
+def working_directory_kept() -> Iterator[None]:
+    """A context after which relative paths mean what they meant before: a function of the user's own may have changed
+    the working directory, and record, checkpoints, model and tracker are named by paths that may be relative."""
+    try:
+        before = os.getcwd()
+    except FileNotFoundError:  # it has been removed: there is nothing to come back to
+        yield
+        return
+    try:
+        yield
+    finally:
+        os.chdir(before)
 
 
 def run_dir(runs_dir: str | Path, sweep: str, identity: str) -> Path:

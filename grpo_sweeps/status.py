@@ -17,9 +17,11 @@ from typing import Any
 from grpo_sweeps import cli
 from grpo_sweeps.cli import aligned, plain, say
 from grpo_sweeps.sweep.overview import Row, collect
+from grpo_sweeps.tracking.symptoms import DIVERGENCE
 from grpo_sweeps.types import ConfigError
 
 HEADER = ("run", "state", "step", "s/step", "tok/s", "left", "reward", "eff. rank", "node", "job", "log")
+DIVERGED = f"({DIVERGENCE}): "  # in a run's note
 WATCH_S = 2.0  # between looks
 COLOURS = {
     "finished": "green", "running": "cyan", "failed": "red", "interrupted": "yellow", "unreadable": "red",
@@ -108,8 +110,13 @@ def _summary(rows: Sequence[Row]) -> str:
 
 
 def _reasons(rows: Sequence[Row]) -> list[str]:
-    """One line per run that did not end well and says why, and one per run whose record is not whole."""
+    """A line per run that did not end well and says why, has diverged, is silent, whose job does not start by itself or
+    whose record is not whole."""
     found = [plain(f"{row.name} {row.state}: {row.error}") for row in rows if row.error and not row.damage]
+    notes = [(row.name, note) for row in rows if row.status for note in row.status.notes]
+    found += [plain(f"{name} {note}") for name, note in notes if DIVERGED in note]
+    found += [plain(f"{row.name} running: {row.silent}") for row in rows if row.silent]
+    found += [plain(f"{row.name}: job {row.job_id} {row.stuck}") for row in rows if row.stuck]
     found += [
         plain(f"{one.sentence} (python -m grpo_sweeps.verify says more)") for row in rows for one in row.lacks[:1]
     ]

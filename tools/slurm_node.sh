@@ -32,6 +32,7 @@ ClusterName=scratch
 SlurmctldHost=$host(127.0.0.1)
 AuthType=auth/munge
 AuthInfo=socket=$folder/munge.socket,cred_expire=5
+CommunicationParameters=NoInAddrAny,NoCtldInAddrAny
 SlurmUser=root
 SlurmdUser=root
 StateSaveLocation=$folder/state

@@ -22,7 +22,7 @@ from typing import Any, get_args
 from grpo_sweeps.config.functions import LENGTHS, SAMPLER_CHOICES, load_function, sampler_class
 from grpo_sweeps.config.schema import FunctionConfig, ModelConfig, RunConfig, flatten, shown, to_mapping
 from grpo_sweeps.estimators.declared import paths
-from grpo_sweeps.paths import why_no_path
+from grpo_sweeps.paths import why_no_path, working_directory_kept
 from grpo_sweeps.types import ConfigError, TaskData, Within
 
 DTYPES = ("float32", "bfloat16", "float16", "float64")
@@ -117,7 +117,8 @@ def check_tasks(configs: Iterable[RunConfig], loaded: dict[str, TaskData] | None
 def load_task(function: FunctionConfig) -> TaskData:
     """The problems of a task. Raises ConfigError where they cannot be loaded, whatever its function raises."""
     try:
-        data = load_function(function, "task", 0)()
+        with working_directory_kept():
+            data = load_function(function, "task", 0)()
     except ConfigError:
         raise
     except (Exception, SystemExit) as error:
@@ -216,6 +217,8 @@ def _check_top(config: RunConfig) -> None:
     _at_most("R", config.R, MOST_ROLLOUTS)
     _at_most("trainer.prompts", config.trainer.prompts, MOST_ROLLOUTS)
     _check_budget(config)
+    if config.reward_timeout is not None and config.reward_timeout <= 0:
+        _fail("reward_timeout", config.reward_timeout, "seconds above 0 are needed, or null for no limit")
     if not 0 <= config.seed < 2**32:
         _fail("seed", config.seed, "an integer from 0 to 4294967295 is needed")
     check_sweep_name(config.sweep)

@@ -10,6 +10,7 @@ from typing import Any
 
 from grpo_sweeps.config.schema import FunctionConfig
 from grpo_sweeps.estimators.foreign import LENGTHS, on_arrays, takes_lengths
+from grpo_sweeps.paths import working_directory_kept
 from grpo_sweeps.types import Array, ConfigError, EstimatorFunction
 
 SAMPLERS = {
@@ -106,7 +107,8 @@ def imported(target: str, said: str, allowed: str = "a dotted path module.functi
     if not module_name:
         raise ConfigError(f"{said}: {allowed}")
     try:
-        function = getattr(importlib.import_module(module_name), name)
+        with working_directory_kept():
+            function = getattr(importlib.import_module(module_name), name)
     except (ImportError, AttributeError) as error:
         raise ConfigError(f"{said}: cannot be imported ({error}); {allowed}") from error
     if not callable(function):

@@ -209,6 +209,7 @@ class RunConfig:
     objective: ObjectiveConfig = field(default_factory=ObjectiveConfig)
     budget: str = "prompts"  # prompts | rollouts: what a step has equally many of for every R, see `groups_a_step`
     budget_R: int = 4  # the R at which budget=rollouts has trainer.prompts groups per step
+    reward_timeout: float | None = None  # seconds per call of the reward, in a process of its own; None: in the run's
 
     @property
     def prompt_key(self) -> str:

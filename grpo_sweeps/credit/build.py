@@ -27,7 +27,7 @@ from grpo_sweeps.credit.shares import LEAST_CONTINUATIONS, Shares, shares
 from grpo_sweeps.engine.policy import resolve_device
 from grpo_sweeps.loop.keep import Keeper
 from grpo_sweeps.loop.setup import Setup, prepare
-from grpo_sweeps.paths import sweep_folder, sweep_names
+from grpo_sweeps.paths import sweep_folder, sweep_names, working_directory_kept
 from grpo_sweeps.publish.drawing import rendered
 from grpo_sweeps.publish.formats import csv
 from grpo_sweeps.publish.page import files_of, now, public, versions, with_manifest, write
@@ -76,7 +76,9 @@ def build(options: CreditOptions, command: str, say: Callable[[str], None]) -> R
     problems = _problems(setup, options)
     say(f"run {run_dir.name} ({status.name}, {status.state}): checkpoint of step {step}")
     plan = Plan(options.rollouts, options.continuations, options.every, options.seed)
-    sampled = draw(setup, problems, plan)
+    with working_directory_kept():  # the rewards are the run's
+        sampled = draw(setup, problems, plan)
+    setup.close()
     found = shares(sampled.values, sampled.starts)
     seconds = time.perf_counter() - start
     say(f"{sampled.drawn} continuations of {sampled.prefixes} prefixes in {seconds:.0f} s")

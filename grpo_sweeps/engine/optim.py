@@ -178,17 +178,25 @@ class MasterAdamW:
         for master, saved in zip(own, state["masters"], strict=True):
             master.copy_(saved)
 
+    @torch.no_grad()
+    def weights_norm(self) -> float:
+        """The norm of all trainable weights, of the masters; infinite or NaN where a weight is."""
+        norm = float(_norm(self.masters))
+        # The squares of weights over 1e19 are no float32 numbers.
+        return norm if math.isfinite(norm) else float(_norm(self.masters, torch.float64))
+
     def _grad_norm(self) -> Tensor:
-        grads = [p.grad for p in self.parameters if p.grad is not None]
-        if not grads:
-            return torch.zeros(())
-        norms = torch.stack(
-            [
-                torch.linalg.vector_norm(g, dtype=torch.float64 if g.dtype == torch.float64 else torch.float32)
-                for g in grads
-            ]
-        )
-        return torch.linalg.vector_norm(norms.double())
+        return _norm([p.grad for p in self.parameters if p.grad is not None])
+
+
+def _norm(tensors: Sequence[Tensor], dtype: torch.dtype = torch.float32) -> Tensor:
+    """The norm of all entries together; each tensor's own is taken in `dtype`, or in float64 where it is that."""
+    if not tensors:
+        return torch.zeros(())
+    norms = torch.stack(
+        [torch.linalg.vector_norm(t, dtype=torch.float64 if t.dtype == torch.float64 else dtype) for t in tensors]
+    )
+    return torch.linalg.vector_norm(norms.double())
 
 
 def learning_rate(config: TrainerConfig, step: int) -> float:

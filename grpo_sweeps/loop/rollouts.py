@@ -13,6 +13,7 @@ from torch import Tensor
 
 from grpo_sweeps.engine.rollouts import Rollout, row_seed
 from grpo_sweeps.estimators import row_weights
+from grpo_sweeps.loop.reward_process import RewardStopped
 from grpo_sweeps.loop.scoring import scored
 from grpo_sweeps.loop.setup import Setup
 from grpo_sweeps.maths.objective import kl, kl_in_reward
@@ -139,13 +140,23 @@ def reward_of(setup: Setup, text: str, problem: Problem, key: Sequence[int | str
     """The run's reward of a completion; `key` is what its random numbers belong to.
 
     Rewards may be a user's own: what they return is checked where it arrives. Raises ConfigError where that is no
-    finite number.
+    finite number, RewardStopped where the call had to be ended.
     """
-    reward = setup.reward(text, problem, row_seed("reward", *key))
+    try:
+        reward = setup.reward(text, problem, row_seed("reward", *key))
+    except RewardStopped as stopped:
+        raise RewardStopped(f"reward {setup.config.reward.target} {stopped} on {_which(problem, key)}") from None
     if not isinstance(reward, int | float | np.number) or not abs(reward) <= LARGEST_REWARD:
         allowed = f"a finite number is needed, of {LARGEST_REWARD:g} at most"
         raise ConfigError(f"reward {setup.config.reward.target} gave {reward!r}: {allowed}")
     return float(reward)
+
+
+def _which(problem: Problem, key: Sequence[int | str]) -> str:
+    """The completion that a key of random numbers belongs to, in words."""
+    if key[1] == "train":  # (seed, "train", step, problem, rollout)
+        return f"rollout {key[4]} of problem {problem.id} in step {key[2]}"
+    return f"a completion of problem {problem.id} ({', '.join(str(part) for part in key)})"
 
 
 def _less_kl(setup: Setup, rollouts: list[Rollout], rewards_GR: Tensor) -> tuple[Tensor, dict[str, float]]:

@@ -21,7 +21,9 @@ from grpo_sweeps.engine.optim import MasterAdamW
 from grpo_sweeps.engine.policy import Policy, Reference, load_policy, resolve_device
 from grpo_sweeps.engine.rollouts import row_seed
 from grpo_sweeps.engine.samplers import SamplerEngine
+from grpo_sweeps.loop.reward_process import RewardProcess
 from grpo_sweeps.maths.noise import NoiseWindow
+from grpo_sweeps.paths import working_directory_kept
 from grpo_sweeps.types import EstimatorFunction, Problem, RewardFunction, TaskData
 
 VERIFIED_ROWS = 4  # of the block that is verified before the first step
@@ -88,6 +90,11 @@ class Setup:
     noise: NoiseWindow = field(default_factory=NoiseWindow)
     stack: Stack = field(default_factory=Stack)
 
+    def close(self) -> None:
+        """End what runs in other processes for this run."""
+        if isinstance(self.reward, RewardProcess):
+            self.reward.close()
+
     def problems(self, step: int) -> list[Problem]:
         """The step's prompts: a walk through a fresh permutation of the training problems in each epoch.
 
@@ -113,9 +120,12 @@ def prepare(config: RunConfig, say: Callable[[str], None] = _silent) -> Setup:
         ConfigError: for data, a model or a function that cannot be used.
     """
     _seed_everything(config.seed)
-    reward = load_function(config.reward, "reward", positional=3)
+    reward: RewardFunction = load_function(config.reward, "reward", positional=3)
+    if config.reward_timeout is not None:
+        reward = RewardProcess(config.reward, config.reward_timeout)
     estimator = load_estimator(config.estimator)
-    data = load_function(config.task.function, "task", positional=0)()
+    with working_directory_kept():  # the model's path may be relative
+        data = load_function(config.task.function, "task", positional=0)()
     check_data(data, config)
     say(f"loading {config.model.name}")
     policy = load_policy(config.model, resolve_device(config.trainer.device))

@@ -41,6 +41,7 @@ def train(config: RunConfig, run_dir: Path, watch: Watch | None = None, name: st
         Stopped: when `watch` asked for it; a checkpoint holds every step that was done.
         ConfigError: before the first step, for a model, data or function that cannot be used.
         FloatingPointError: when the run has diverged.
+        RewardStopped: when a reward took longer than `reward_timeout` or ended its process.
         GramCheckError: when a measured Gram is inconsistent with the gradient.
         NotWhole: before the first step, where what the folder holds is not what its checkpoint goes on from, so that
             records would be thrown away; after the last one, where the record does not hold every step.
@@ -50,6 +51,15 @@ def train(config: RunConfig, run_dir: Path, watch: Watch | None = None, name: st
     began = time.perf_counter()
     setup = prepare(config, watch.say)
     startup["time/load"] = time.perf_counter() - began
+    try:
+        _train(setup, run_dir, watch, name, startup)
+    finally:
+        setup.close()
+
+
+def _train(setup: Setup, run_dir: Path, watch: Watch, name: str, startup: dict[str, float]) -> None:
+    """The steps that are left. startup: seconds by part, logged with the first of them."""
+    config = setup.config
     watch.loaded(setup.data)
     total = config.trainer.steps
     identity, written = _identity(run_dir), to_mapping(config)
@@ -71,14 +81,14 @@ def train(config: RunConfig, run_dir: Path, watch: Watch | None = None, name: st
             for step in range(done, total):
                 if due(step, config.trainer.eval_every):
                     _evaluate(setup, record, progress, watch, step)
-                before = _rollouts_before(setup, step)
+                before = {"rollouts": _rollouts_before(setup, step), "weights/norm": setup.optimizer.weights_norm()}
                 result = take_step(setup, step)
                 setup.tally.discarded += sum(int(result.metrics.get(name, 0)) for name in NOT_TRAINED_ON)
                 watch.guard()
                 record.log_groups(result.groups)
                 record.log_completions(result.completions)
                 record.log_updates(result.updates)
-                metrics = {**result.metrics, **relative_entropy(setup, result.metrics), "rollouts": before}
+                metrics = {**result.metrics, **relative_entropy(setup, result.metrics), **before}
                 metrics[SAMPLER + setup.sampler.name] = 1.0
                 record.log_metrics(step, metrics | (startup | _forms(setup) if step == first else {}))
                 done = step + 1

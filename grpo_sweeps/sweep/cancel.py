@@ -1,8 +1,9 @@
 """Ends the running and waiting runs of a sweep, and leaves each so that the same command takes it further.
 
 Jobs are cancelled by scancel, processes of this machine get SIGTERM; both stop after their step with a checkpoint
-where there is time. Only jobs that were submitted for the sweep, and that the queue knows, are cancelled: an
-interactive allocation in which a run was trained stays.
+where there is time. Only jobs that were submitted for the sweep, that the queue knows and whose comment holds the
+submission's token are cancelled: an interactive allocation in which a run was trained stays, and so does a stranger's
+job that has got the number of one of ours.
 """
 
 from __future__ import annotations
@@ -14,8 +15,9 @@ import time
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from grpo_sweeps.sweep.jobs import Jobs, noted_jobs, submission_of
 from grpo_sweeps.sweep.ledger import job_of, process_is_here, status_or_none
-from grpo_sweeps.sweep.queue import Answer, Queue, main_id, noted_jobs
+from grpo_sweeps.sweep.queue import Answer, Queue
 from grpo_sweeps.tracking.status import RunStatus, write_status
 
 WORD = "cancelled"
@@ -41,9 +43,16 @@ def cancel(folder: Path, wait_s: float = WAIT_S, poll_s: float = 1.0) -> Cancell
     problems = [
         f"{status.name}: job {status.job_id}: {answers[path].text()}; cancel it yourself if it lives"
         for path, status in open_runs.items()
-        if answers[path].kind == "unknown"
+        if answers[path].kind in ("unknown", "elsewhere")
+    ]
+    problems += [
+        f"{status.name}: job {status.job_id} cannot be told from another one of that number (no token of ours in its "
+        f"comment or in our record); if it is yours: scancel {status.job_id}"
+        for path, status in open_runs.items()
+        if answers[path].kind == "yes" and not answers[path].sure
     ]
     in_queue = {path: status for path, status in open_runs.items() if answers[path].kind == "yes"}
+    in_queue = {path: status for path, status in in_queue.items() if answers[path].sure}
     living = {
         path: status
         for path, status in open_runs.items()
@@ -57,16 +66,17 @@ def cancel(folder: Path, wait_s: float = WAIT_S, poll_s: float = 1.0) -> Cancell
     ]
     problems += _scancel([str(status.job_id) for status in in_queue.values()])
     problems += _terminate({status.pid for status in here.values()})
-    problems += _wait(in_queue, here, queue, wait_s, poll_s)
+    problems += _wait(in_queue, here, jobs, queue, wait_s, poll_s)
     for path in (*in_queue, *here):
         _leave_resumable(path)
     jobs_ended, processes_ended = (tuple(status.name for status in found.values()) for found in (in_queue, here))
     return Cancelled(jobs_ended, processes_ended, tuple(problems))
 
 
-def _answers(runs: dict[Path, RunStatus], jobs: frozenset[str], queue: Queue) -> dict[Path, Answer]:
+def _answers(runs: dict[Path, RunStatus], jobs: Jobs, queue: Queue) -> dict[Path, Answer]:
     """What the queue says about each run's job, all at once."""
-    queue.ask([status.job_id for status in runs.values() if status.job_id and main_id(status.job_id) in jobs])
+    ours = [status for status in runs.values() if submission_of(status.job_id, status.job_token, jobs)]
+    queue.ask([str(status.job_id) for status in ours])
     return {path: job_of(status, jobs, queue) for path, status in runs.items()}
 
 
@@ -103,15 +113,16 @@ def _terminate(pids: set[int]) -> list[str]:
 
 
 def _wait(
-    in_queue: dict[Path, RunStatus], here: dict[Path, RunStatus], queue: Queue, wait_s: float, poll_s: float
+    in_queue: dict[Path, RunStatus], here: dict[Path, RunStatus], jobs: Jobs, queue: Queue, wait_s: float, poll_s: float
 ) -> list[str]:
     """Wait until nothing lives any more; return sentences about what still does when the time is up."""
     deadline = time.monotonic() + wait_s
     again: set[str] = set()
     while True:
-        found = queue.ask([str(status.job_id) for status in in_queue.values()])
+        answers = _answers(in_queue, jobs, queue)
+        found = {str(status.job_id): answers[path] for path, status in in_queue.items()}
         living = [job_id for job_id, answer in found.items() if answer.alive]
-        requeued = [job_id for job_id in living if found[job_id].pending and job_id not in again]
+        requeued = [job_id for job_id in living if found[job_id].pending and found[job_id].sure and job_id not in again]
         if requeued and time.monotonic() > deadline - wait_s + 2 * poll_s:  # the job queued itself again as it ended
             again |= set(requeued)
             _scancel(requeued)

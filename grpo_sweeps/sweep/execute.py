@@ -14,6 +14,7 @@ from typing import Any
 
 from grpo_sweeps.cli import say
 from grpo_sweeps.config import RunConfig, to_mapping
+from grpo_sweeps.paths import working_directory_kept
 from grpo_sweeps.sweep.identity import identity
 from grpo_sweeps.sweep.ledger import status_or_none
 from grpo_sweeps.sweep.origin import Origin, Stale
@@ -86,6 +87,7 @@ def execute(
     name: str = "",
     command: str = "",
     signals: Signals = Signals(),
+    job_token: str | None = None,
 ) -> RunResult:
     """Train the run that `frozen` describes (the written form of RunConfig) in `run_dir` and return how it ended.
 
@@ -94,26 +96,31 @@ def execute(
     `interrupted`, Submitit's signal puts the job back into the queue. Only what asks the process itself to end is
     raised: the SystemExit of a requeued job and submitit's UncompletedJobError. A run that has finished in the
     meantime, or that another process holds, is left alone. A folder that cannot be written (a full disk) is a failure
-    too, although only the result can say so.
+    too, although only the result can say so. job_token: that of the job that was submitted for this run.
     """
     config = RunConfig.from_mapping(frozen)
     run_dir, name = Path(run_dir), name or f"R={config.R} seed={config.seed}"
+    # A reward may change the working directory: the record stays in one place, and so does the next run's.
+    here = run_dir.absolute()
     try:
-        with Stops(signals.grace_s) as stops:
-            return _execute(config, run_dir, name, command, signals, stops)
+        with working_directory_kept(), Stops(signals.grace_s) as stops:
+            result = _execute(config, here, name, command, job_token, signals, stops)
+            return replace(result, run_dir=str(run_dir))
     except OSError as error:
         say(f"{name}: its folder could not be written ({_reason(error)})")
         total = config.trainer.steps
         return RunResult(identity(config), name, "failed", str(run_dir), total=total, error=_reason(error))
 
 
-def _execute(config: RunConfig, run_dir: Path, name: str, command: str, signals: Signals, stops: Stops) -> RunResult:
+def _execute(
+    config: RunConfig, run_dir: Path, name: str, command: str, token: str | None, signals: Signals, stops: Stops
+) -> RunResult:
     """Do the work of `execute`, which reports what the file system refuses."""
     run_dir.mkdir(parents=True, exist_ok=True)
     status = RunStatus(
         state="running", identity=identity(config), name=name, sweep=config.sweep,
-        total=config.trainer.steps, host=provenance.host(), pid=os.getpid(), job_id=provenance.job_id(),
-        started=time.time(), command=command, pid_started=process_started(os.getpid()),
+        total=config.trainer.steps, host=provenance.host(), pid=os.getpid(), pid_started=process_started(os.getpid()),
+        job_id=provenance.job_id(), job_token=token, started=time.time(), command=command,
     )  # fmt: skip
     with only_writer(run_dir) as mine:
         previous = status_or_none(run_dir)

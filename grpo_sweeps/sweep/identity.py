@@ -19,7 +19,7 @@ LENGTH = 12  # hexadecimal digits: 48 bits, so two of a million runs in one swee
 # kept, which numbers are logged beside the records that they follow from.
 IRRELEVANT = (
     "sweep", "runs_dir", "tracking", "model.name", "task.name", "trainer.device", "trainer.micro_batch",
-    "rollout.batch", "rollout.engine",
+    "rollout.batch", "rollout.engine", "reward_timeout",
     "trainer.checkpoint_every", "trainer.checkpoint_minutes", "trainer.keep_checkpoints",
     "analysis.keep_completions_every", "analysis.check_every", "analysis.scores", "analysis.update_every",
     "analysis.compare_float32", "analysis.stacked_every",

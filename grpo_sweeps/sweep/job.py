@@ -19,13 +19,17 @@ class RunJob:
     """Callable with checkpoint(): Submitit calls that on a time limit or a preemption and puts the job back in the
     queue."""
 
-    def __init__(self, copies: bool = False, grace_s: float = GRACE_S) -> None:
+    token: str | None = None  # of a job that an earlier version pickled without one
+
+    def __init__(self, copies: bool = False, grace_s: float = GRACE_S, token: str | None = None) -> None:
         """copies: this job has its own record copied while it runs.
 
         grace_s: seconds from Submitit's signal to the moment when the job is queued again, whether the step is done or
         not; half of the launcher's signal_delay_s.
+
+        token: what the job's comment holds; None for a process of this machine.
         """
-        self.copies, self.grace_s = copies, grace_s
+        self.copies, self.grace_s, self.token = copies, grace_s, token
         self._requeued = False
 
     def __call__(
@@ -38,7 +42,9 @@ class RunJob:
                 sys.path.append(path)
         with self._mirror(frozen, Path(run_dir)):
             signals = Signals(requeued=lambda: self._requeued, grace_s=self.grace_s)
-            result = execute(frozen, run_dir, name=name, command=command, signals=signals)
+            result = execute(
+                frozen, run_dir, name=name, command=command, signals=signals, job_token=self.token
+            )  # fmt: skip
         if not result.ok:
             raise RunFailed([result])
         return result

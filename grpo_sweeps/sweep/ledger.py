@@ -21,13 +21,14 @@ from __future__ import annotations
 
 import socket
 import time
-from collections.abc import Container, Iterable
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Literal
 
+from grpo_sweeps.sweep.jobs import Jobs, noted_jobs, submission_of, told
 from grpo_sweeps.sweep.origin import told_apart
-from grpo_sweeps.sweep.queue import Answer, Queue, main_id, noted_jobs
+from grpo_sweeps.sweep.queue import Answer, Queue
 from grpo_sweeps.sweep.recover import recovered
 from grpo_sweeps.tracking import provenance
 from grpo_sweeps.tracking.checkpoints import FOLDER
@@ -83,7 +84,8 @@ def decide(
         status = read_status(run_dir)
     except RecordError as error:
         return _without_status(run_dir, steps, str(error).rstrip("."), redo, commit, made_by)
-    life = where_alive(status, noted_jobs(run_dir.parent), queue)
+    jobs = noted_jobs(run_dir.parent)
+    life = where_alive(status, jobs, queue)
     if life:
         state = "running" if status.state == "running" and not status.stale() else "queued"
         return Decision("skip", f"{state} already ({life})", "alive")
@@ -93,7 +95,9 @@ def decide(
         return Decision(
             "skip", f"its folder holds the record of run {other}, a copy; redo=all makes this run afresh", "failed"
         )
-    return _of_status(run_dir, status, steps, redo, commit, made_by)
+    found = _of_status(run_dir, status, steps, redo, commit, made_by)
+    stranger = not_its_own(status, jobs, queue)
+    return replace(found, reason=f"{found.reason}; {stranger}") if stranger else found
 
 
 def _of_status(
@@ -169,11 +173,11 @@ def _without_status(
     return Decision("skip", f"has records, but {problem}; redo=failed makes it afresh", "failed")
 
 
-def where_alive(status: RunStatus, jobs: Container[str] | None = None, queue: Queue | None = None) -> str:
+def where_alive(status: RunStatus, jobs: Jobs = (), queue: Queue | None = None) -> str:
     """Where a run lives, in words; "" for one that does not.
 
     A run that says `running` or `interrupted` may be waiting again (a requeued job), so the queue is asked for both.
-    jobs: the ids that were submitted for the run's sweep (`noted_jobs`); None: any id counts as one of them.
+    jobs: what was submitted for the run's sweep (`noted_jobs`).
     """
     if status.state not in ("queued", "running", "interrupted"):
         return ""
@@ -186,6 +190,14 @@ def where_alive(status: RunStatus, jobs: Container[str] | None = None, queue: Qu
     return f"job {status.job_id}: {answer.text()}" if answer.alive else ""
 
 
+def not_its_own(status: RunStatus, jobs: Jobs, queue: Queue | None = None) -> str:
+    """A few words where the queue has a job of the number of an open run's job that is another one; "" otherwise."""
+    if status.state in ("finished", "failed"):
+        return ""
+    answer = job_of(status, jobs, queue)
+    return f"job {status.job_id}: {answer.reason}" if answer.kind == "no" and answer.reason else ""
+
+
 def process_is_here(status: RunStatus) -> bool:
     """True when the process that wrote the status lives on this host (and not another one that got its id)."""
     if status.host != socket.gethostname() or status.pid <= 0 or not process_lives(status.pid):
@@ -194,16 +206,22 @@ def process_is_here(status: RunStatus) -> bool:
     return None in (began, status.pid_started) or began == status.pid_started
 
 
-def job_of(status: RunStatus, jobs: Container[str] | None = None, queue: Queue | None = None) -> Answer:
-    """What the queue says about a run's job; `no` for a run that has none of its own."""
-    if status.job_id is None or (jobs is not None and main_id(status.job_id) not in jobs):
+def job_of(status: RunStatus, jobs: Jobs = (), queue: Queue | None = None) -> Answer:
+    """What the queue says about a run's job; `no` for a run that has none of its own.
+
+    A job of another cluster counts only for a run that still waits for it: one that has begun tells by its heartbeat
+    whether it lives.
+    """
+    submission = submission_of(status.job_id, status.job_token, jobs)
+    if submission is None or status.job_id is None:
         return Answer("no")
-    return (queue or QUEUE).one(status.job_id)
+    answer = told((queue or QUEUE).one(status.job_id), submission)
+    return Answer("no") if answer.kind == "elsewhere" and status.state != "queued" else answer
 
 
 def ask_queue(run_dirs: Iterable[Path]) -> None:
     """Ask SLURM's queue once for the jobs of all these runs: the single questions that follow are answered from it."""
-    jobs: dict[Path, frozenset[str]] = {}
+    jobs: dict[Path, Jobs] = {}
     ids = []
     for run_dir in run_dirs:
         status = status_or_none(run_dir)
@@ -211,7 +229,7 @@ def ask_queue(run_dirs: Iterable[Path]) -> None:
             continue
         if run_dir.parent not in jobs:
             jobs[run_dir.parent] = noted_jobs(run_dir.parent)
-        if main_id(status.job_id) in jobs[run_dir.parent]:
+        if submission_of(status.job_id, status.job_token, jobs[run_dir.parent]):
             ids.append(status.job_id)
     QUEUE.ask(ids)
 

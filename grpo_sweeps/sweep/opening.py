@@ -137,7 +137,7 @@ def _queued(run: PlannedRun, command: str) -> RunStatus:
     before = status_or_none(run.run_dir) or RunStatus(state="queued", identity=run.identity)
     return replace(
         before, state="queued", name=run.name, sweep=run.config.sweep, total=run.config.trainer.steps, command=command,
-        host=provenance.host(), pid=os.getpid(), pid_started=process_started(os.getpid()), job_id=None,
+        host=provenance.host(), pid=os.getpid(), pid_started=process_started(os.getpid()), job_id=None, job_token=None,
         heartbeat=time.time(), error=None, ended=None,
     )  # fmt: skip
 

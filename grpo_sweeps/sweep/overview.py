@@ -7,20 +7,22 @@ its job waits again; one that waits for a launcher or a job that is gone, as not
 from __future__ import annotations
 
 import re
+import time
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
 from grpo_sweeps.paths import sweep_folder, sweep_names
 from grpo_sweeps.sweep.execute import LOG_FILE
-from grpo_sweeps.sweep.ledger import ask_queue, job_of, where_alive
-from grpo_sweeps.sweep.queue import noted_jobs
+from grpo_sweeps.sweep.jobs import Jobs, noted_jobs
+from grpo_sweeps.sweep.ledger import ask_queue, job_of, not_its_own, where_alive
 from grpo_sweeps.tracking.glance import Finding, glance
 from grpo_sweeps.tracking.lines import METRICS, RECOMPUTED, last_lines, median_of, step_seconds
 from grpo_sweeps.tracking.status import FILE_NAME as STATUS
 from grpo_sweeps.tracking.status import RecordError, RunStatus, copied, read_status
 
 PACE_STEPS = 10
+SILENT_S, SILENT_STEPS = 600.0, 10  # a running run is silent after so many seconds, and so many of its own steps
 
 
 @dataclass(frozen=True)
@@ -47,6 +49,8 @@ class Row:
     node: str = ""
     job_id: str | None = None
     queue: str = ""  # what SLURM's queue says of a job that waits, or why it says nothing
+    stuck: str = ""  # why that job does not start before somebody does something
+    silent: str = ""  # of a running one that has written nothing for long, in words
     error: str | None = None
     log: str = ""
     damage: str | None = None  # a sentence about a file of the run that cannot be read, or not all of it
@@ -81,7 +85,7 @@ def _holds_a_run(path: Path) -> bool:
     return not path.name.startswith(".") and any((path / name).exists() for name in (STATUS, METRICS))
 
 
-def _row(run_dir: Path, jobs: frozenset[str]) -> Row:
+def _row(run_dir: Path, jobs: Jobs) -> Row:
     log = str(run_dir / LOG_FILE)
     try:
         status = read_status(run_dir)
@@ -97,11 +101,12 @@ def _row(run_dir: Path, jobs: frozenset[str]) -> Row:
     in_order = [steps[step] for step in sorted(steps)]
     recent = in_order[-PACE_STEPS:]
     parts = [name for name in (recent[-1] if recent else {}) if name.startswith("time/")]
+    pace = step_seconds(in_order, PACE_STEPS)
     answer = job_of(status, jobs) if status.state not in ("finished", "failed") else None
     waits = answer is not None and answer.alive and state == "queued"
     return Row(
         run_dir.parent.name, status.identity or run_dir.name, status.name, state, status.step, status.total,
-        pace_s=step_seconds(in_order, PACE_STEPS),
+        pace_s=pace,
         tokens_per_second=median_of(recent, "sampling/tokens_per_second"),
         parts_s={name.removeprefix("time/"): median_of(recent, name) or 0.0 for name in parts},
         memory_gib=_last(steps, "memory/peak_gib"),
@@ -109,9 +114,21 @@ def _row(run_dir: Path, jobs: frozenset[str]) -> Row:
         reward=_last(steps, "reward"), effective_rank=_last(steps, "spectral/effective_rank"),
         node=answer.node if answer and waits else "" if state in ("queued", "not started") else status.host,
         job_id=status.job_id, queue=answer.text() if answer and waits else "",
+        stuck=answer.stuck if answer and waits else "",
+        silent=_silence(status, lines, pace) if state == "running" else "",
         error=error_text, log=log, damage=damage, status=status,
         lacks=() if state in ("running", "queued") else tuple(glance(run_dir, status, lines)),
     )  # fmt: skip
+
+
+def _silence(status: RunStatus, lines: list[dict[str, Any]], pace_s: float | None) -> str:
+    """For how long a running run has neither stepped nor evaluated, in words; "" where that is not long for it."""
+    times = [line["time"] for line in lines[-1:] if isinstance(line.get("time"), int | float)]
+    quiet = time.time() - max([status.started or 0.0, *times])
+    if quiet <= max(SILENT_S, SILENT_STEPS * (pace_s or 0.0)):
+        return ""
+    usual = "" if pace_s is None else f", which takes {pace_s:.3g} s as a rule"
+    return f"no step for {quiet / 60:.0f} minutes{usual}; a reward that hangs is ended by reward_timeout=SECONDS"
 
 
 def _by_step(lines: list[dict[str, Any]]) -> dict[int, dict[str, Any]]:
@@ -125,17 +142,18 @@ def _by_step(lines: list[dict[str, Any]]) -> dict[int, dict[str, Any]]:
     return steps
 
 
-def _state(status: RunStatus, jobs: frozenset[str]) -> tuple[str, str | None]:
+def _state(status: RunStatus, jobs: Jobs) -> tuple[str, str | None]:
     """The present state, and the reason for it."""
     if status.state in ("finished", "failed") or (status.state == "running" and not status.stale()):
         return status.state, status.error
     if where_alive(status, jobs):
         return "queued", None
+    state, error = "interrupted", status.error
     if status.state == "running":
-        return "interrupted", status.error or f"process {status.pid} on {status.host} has ended without a word"
-    if status.state == "queued" and status.step == 0:
-        return "not started", status.error
-    return "interrupted", status.error
+        error = error or f"process {status.pid} on {status.host} has ended without a word"
+    elif status.state == "queued" and status.step == 0:
+        state = "not started"
+    return state, "; ".join(part for part in (error, not_its_own(status, jobs)) if part) or None
 
 
 def _time_left(steps: dict[int, dict[str, Any]], done: int, total: int) -> float | None:

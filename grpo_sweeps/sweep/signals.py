@@ -9,6 +9,9 @@ does nothing. While a `Stops` is active:
   `scontrol requeue` and a preemption send it too;
 - before the run has begun (`begin`: a model takes minutes to load, and there is nothing to save), and when the same
   signal comes again or the time is up, the earlier handler is called at once.
+
+The time is kept by a thread, which sends the main thread the signal that was heard once more. The process's timers
+(`alarm`, `setitimer`) are left to the run's functions: rewards such as math_verify's set and clear them.
 """
 
 from __future__ import annotations
@@ -24,6 +27,7 @@ from typing import Any, Literal, Self
 
 TWICE_S = 1.0  # the same signal within this time counts once: srun passes on what its tasks get as well
 TERM_GRACE_S = 20.0  # SLURM kills 30 s after SIGTERM unless KillWait says otherwise
+AGAIN_S = 10.0  # between attempts to end a run whose time is up: a library's bare `except` may swallow one
 Request = Literal["requeue", "stop"]
 
 
@@ -50,19 +54,20 @@ class Stops:
         self._before: dict[int, Any] = {}
         self._last: dict[int, float] = {}
         self._forced: Callable[[], object] | None = None
+        self._deadline: _Deadline | None = None
 
     def __enter__(self) -> Self:
         if threading.current_thread() is threading.main_thread():
-            for number in dict.fromkeys((signal.SIGTERM, signal.SIGINT, signal.SIGALRM, preemption_signal())):
+            for number in dict.fromkeys((signal.SIGTERM, signal.SIGINT, preemption_signal())):
                 before = signal.getsignal(number)
                 if before is signal.SIG_IGN or before is None:  # ignored on purpose, or not Python's to handle
                     continue
                 self._before[int(number)] = before
-                signal.signal(number, self._alarm if number == signal.SIGALRM else self._heard)
+                signal.signal(number, self._heard)
         return self
 
     def __exit__(self, *exc: object) -> None:
-        self._set_alarm(0.0)
+        self._set_deadline(0, 0.0)
         for number, before in self._before.items():
             signal.signal(number, before)
 
@@ -71,7 +76,9 @@ class Stops:
         self._begun = True
 
     def requested(self) -> bool:
-        """True when the run is to end at the next opportunity."""
+        """True when the run is to end now, where it asks: no step is cut any more, so the checkpoint has its time."""
+        if self.request is not None:
+            self._set_deadline(0, 0.0)
         return self.request is not None
 
     def requeue(self) -> None:
@@ -79,12 +86,15 @@ class Stops:
 
         Raises SystemExit (queued again) or what Submitit raises where the job may not be requeued.
         """
-        self._set_alarm(0.0)
+        self._set_deadline(0, 0.0)
         self.leaving = True
         number = preemption_signal()
         self._before[number](number, None)
 
     def _heard(self, number: int, frame: FrameType | None) -> None:
+        if self._deadline is not None and self._deadline.over(number):
+            self._time_is_up()
+            return
         now = time.monotonic()
         again = number in self._last and now - self._last[number] >= TWICE_S
         repeated = number in self._last and not again
@@ -104,7 +114,7 @@ class Stops:
         if again or not self._begun:
             self._leave()
             return
-        self._set_alarm(self._grace())
+        self._set_deadline(number, self._grace())
         _say(f"{self.cause}: stopping after this step" + ("" if requeues else "; once more to stop at once"))
 
     def _grace(self) -> float:
@@ -119,22 +129,49 @@ class Stops:
             with contextlib.suppress(KeyboardInterrupt):
                 before(number, frame)
 
-    def _alarm(self, number: int, frame: FrameType | None) -> None:
-        """End the run because the time is up: the current step is lost, the job is not."""
-        if self._forced is not None and not self.leaving:
+    def _time_is_up(self) -> None:
+        """End the run: the current step is lost, the job is not."""
+        if not self.leaving:
             _say("no time left to finish the step")
             self._leave()
+        elif self.request == "stop":
+            _interrupt()  # the last one was swallowed
 
     def _leave(self) -> None:
         """End the run where it is."""
         assert self._forced is not None
-        self._set_alarm(0.0)
         self.leaving = True
         self._forced()
 
-    def _set_alarm(self, seconds: float) -> None:
-        if signal.SIGALRM in self._before:
-            signal.setitimer(signal.ITIMER_REAL, seconds)
+    def _set_deadline(self, number: int, seconds: float) -> None:
+        """Have the signal sent again after so many seconds; 0: never, nor an earlier one."""
+        if self._deadline is not None:
+            self._deadline.cancel()
+        self._deadline = _Deadline(number, seconds) if seconds else None
+
+
+class _Deadline:
+    """A thread that sends the main thread a signal when the time is up, and again until it is cancelled."""
+
+    def __init__(self, number: int, seconds: float) -> None:
+        self._number, self._ends = number, time.monotonic() + seconds
+        self._cancelled = threading.Event()
+        threading.Thread(target=self._wait, name="deadline", daemon=True).start()
+
+    def over(self, number: int) -> bool:
+        """True for this signal once the time is up: then it is this thread's, or as urgent."""
+        return number == self._number and time.monotonic() >= self._ends
+
+    def cancel(self) -> None:
+        self._cancelled.set()
+
+    def _wait(self) -> None:
+        main = threading.main_thread().ident
+        assert main is not None
+        pause = max(0.0, self._ends - time.monotonic())
+        while not self._cancelled.wait(pause):
+            signal.pthread_kill(main, self._number)
+            pause = AGAIN_S
 
 
 def _interrupt() -> None:

@@ -27,12 +27,13 @@ from grpo_sweeps.config import shown
 from grpo_sweeps.config.checks import NAME
 from grpo_sweeps.sweep.execute import RunResult, result_of
 from grpo_sweeps.sweep.job import GRACE_S, RunJob
+from grpo_sweeps.sweep.jobs import Submission, comment, new_token, note_jobs, told
 from grpo_sweeps.sweep.launch import interruptible
 from grpo_sweeps.sweep.ledger import QUEUE, status_or_none
 from grpo_sweeps.sweep.opening import Opening
 from grpo_sweeps.sweep.plan import Plan, PlannedRun
 from grpo_sweeps.sweep.preflight import check_nodes
-from grpo_sweeps.sweep.queue import Answer, Queue, main_id, note_jobs
+from grpo_sweeps.sweep.queue import Answer, Queue, cluster_config, cluster_name, main_id
 from grpo_sweeps.tracking.status import RunStatus, write_status
 from grpo_sweeps.tracking.tracker import load, shared
 from grpo_sweeps.types import ConfigError
@@ -141,12 +142,13 @@ def gpu_slots(params: Mapping[str, Any]) -> list[list[int]]:
 
 def start_slurm(plan: Plan, opening: Opening, params: Mapping[str, Any], poll_s: float = POLL_S) -> list[RunResult]:
     """Submit the due runs as one array (as few as SLURM allows) and wait. Ctrl-C ends the wait and leaves the jobs."""
-    waiting, left, refusal = _submit(plan, params)
+    token, cluster = new_token(), cluster_name()
+    waiting, left, refusal = _submit(plan, params, token)
     if not waiting:
         raise ConfigError(f"hydra/launcher=submitit_slurm: the submission was refused: {refusal}")
-    note_jobs(plan.folder, [job.job_id for job in waiting.values()])
+    note_jobs(plan.folder, [job.job_id for job in waiting.values()], token, cluster)
     for run, job in waiting.items():
-        _note_job(run, job.job_id)
+        _note_job(run, job.job_id, token)
     opening.put_back(left)
     opening.submitted()
     config = plan.due[0].config
@@ -166,14 +168,14 @@ def start_slurm(plan: Plan, opening: Opening, params: Mapping[str, Any], poll_s:
         return results
     try:
         with interruptible():  # `kill` of this command as well
-            return results + wait(waiting, poll_s)
+            return results + wait(waiting, poll_s, token)
     except KeyboardInterrupt:
         say(f"no longer waiting: the jobs go on; end them with python -m grpo_sweeps.cancel {where}")
         raise
 
 
-def _submit(plan: Plan, params: Mapping[str, Any]) -> tuple[dict[PlannedRun, Any], list[PlannedRun], str]:
-    """The submitted runs with their jobs, the runs that were not submitted, and why not."""
+def _submit(plan: Plan, params: Mapping[str, Any], token: str) -> tuple[dict[PlannedRun, Any], list[PlannedRun], str]:
+    """The submitted runs with their jobs, the runs that were not submitted, and why not. token: for the comments."""
     size = max_array()
     runs, arguments = list(plan.due), _arguments(plan)
     starts = range(0, len(runs), size)
@@ -183,8 +185,8 @@ def _submit(plan: Plan, params: Mapping[str, Any]) -> tuple[dict[PlannedRun, Any
     for start in starts:
         try:
             with _away_from_here():
-                executor = _slurm_executor(params)
-                job = RunJob(shared(plan.due[0].config.tracking), _grace(params))
+                executor = _slurm_executor(params, token)
+                job = RunJob(shared(plan.due[0].config.tracking), _grace(params), token)
                 jobs += executor.map_array(job, *zip(*arguments[start : start + size], strict=True))
         except Exception as error:  # whatever Submitit and sbatch refuse becomes one sentence
             return dict(zip(runs, jobs, strict=False)), runs[len(jobs) :], _last_line(error)
@@ -210,12 +212,8 @@ def _away_from_here() -> Iterator[None]:
 
 def max_array() -> int:
     """The largest number of tasks of an array on this cluster."""
-    try:
-        done = subprocess.run(["scontrol", "show", "config"], capture_output=True, text=True, timeout=20, check=False)
-    except (OSError, subprocess.TimeoutExpired):
-        return MAX_ARRAY
-    found = re.search(r"^MaxArraySize\s*=\s*(\d+)", done.stdout, re.M)
-    return max(1, int(found.group(1))) if found else MAX_ARRAY
+    found = cluster_config("MaxArraySize")
+    return max(1, int(found)) if found.isdigit() else MAX_ARRAY
 
 
 def start_local(
@@ -261,15 +259,17 @@ def visible_gpus() -> list[int]:
     return list(range(len(named.split(",")) if named else count))
 
 
-def _slurm_executor(params: Mapping[str, Any]) -> Any:
-    """Submitit's SLURM executor with every parameter that is set."""
+def _slurm_executor(params: Mapping[str, Any], token: str = "") -> Any:
+    """Submitit's SLURM executor with every parameter that is set, and the token in the jobs' comment."""
     import submitit
 
     logging.getLogger("submitit").setLevel(logging.ERROR)  # it warns at each look that there is no sacct
     init = {f"slurm_{key}": params[key] for key in INIT if params.get(key) is not None}
     executor = submitit.AutoExecutor(folder=params["submitit_folder"], cluster="slurm", **init)
     rest = {key: value for key, value in params.items() if key not in (*INIT, *OURS) and value is not None}
-    rest["additional_parameters"] = _additional(params)
+    flags = _additional(params)
+    own = flags.pop("comment", rest.pop("comment", None))  # the flag would win
+    rest |= {"additional_parameters": flags, "comment": comment(token, own)}
     executor.update_parameters(**{key if key in SHARED else f"slurm_{key}": value for key, value in rest.items()})
     return executor
 
@@ -302,11 +302,12 @@ def _arguments(plan: Plan) -> list[tuple[Any, ...]]:
     return [(run.frozen, str(run.run_dir.resolve()), run.name, plan.command, import_paths) for run in plan.due]
 
 
-def _note_job(run: PlannedRun, job_id: str) -> None:
-    """Write the job's id into the status of a run that still waits; a run that has started has written it itself."""
+def _note_job(run: PlannedRun, job_id: str, token: str) -> None:
+    """Write the job's id and token into the status of a run that still waits; one that has started has done so
+    itself."""
     status = status_or_none(run.run_dir)
     if status and status.state == "queued":
-        write(run, replace(status, job_id=job_id))
+        write(run, replace(status, job_id=job_id, job_token=token))
 
 
 def _check_tasks(params: Mapping[str, Any]) -> None:
@@ -336,19 +337,25 @@ def _last_line(error: BaseException) -> str:
 
 
 def wait(
-    waiting: Mapping[PlannedRun, Any], poll_s: float, queue: Queue | None = None, gone_s: float | None = None
+    waiting: Mapping[PlannedRun, Any],
+    poll_s: float,
+    token: str,
+    queue: Queue | None = None,
+    gone_s: float | None = None,
 ) -> list[RunResult]:
-    """Wait until every run has ended and return one result per run. waiting: the Submitit job of each run."""
+    """Wait until every run has ended and return one result per run.
+
+    waiting: the Submitit job of each run; token: of the submission.
+    """
+    submitted = time.time()
     left, results = dict(waiting), list[RunResult]()
     gone: dict[str, float] = {}  # job -> when the queue was first found to have forgotten it
-    queue, told = queue or QUEUE, False
+    queue, said = queue or QUEUE, set[str]()
     gone_s = min(GONE_S, 5 * poll_s) if gone_s is None else gone_s
     while left:
-        answers = queue.ask([job.job_id for job in left.values()])
-        unknown = next((answer for answer in answers.values() if answer.kind == "unknown"), None)
-        if unknown and not told:
-            say(f"still waiting: {unknown.text()}")
-        told = unknown is not None
+        found = queue.ask([job.job_id for job in left.values()])
+        answers = {job_id: told(one, Submission(job_id, token, time=submitted)) for job_id, one in found.items()}
+        said = _say_news(_why_it_takes(answers), said)
         for run, job in list(left.items()):
             if _has_ended(run, job, answers[job.job_id], gone, gone_s):
                 results.append(result_of_job(run, job))
@@ -356,6 +363,29 @@ def wait(
         if left:
             time.sleep(poll_s)
     return results
+
+
+def _why_it_takes(answers: Mapping[str, Answer]) -> set[str]:
+    """A sentence where the queue does not answer, and one per reason for which jobs do not start by themselves."""
+    silent = next((f"still waiting: {one.text()}" for one in answers.values() if one.kind == "unknown"), "")
+    stuck: dict[str, list[str]] = {}
+    for job_id, one in answers.items():
+        if one.stuck:
+            stuck.setdefault(one.stuck, []).append(job_id)
+    found = {f"still waiting: job {_some(ids)} {why}" for why, ids in stuck.items()}
+    return found | {silent} if silent else found
+
+
+def _some(job_ids: Sequence[str], most: int = 3) -> str:
+    more = len(job_ids) - most
+    return ", ".join(job_ids[:most]) + (f" and {more} more" if more > 0 else "")
+
+
+def _say_news(sentences: set[str], said: set[str]) -> set[str]:
+    """Say what was not so at the last look; returns what is so now."""
+    for sentence in sorted(sentences - said):
+        say(sentence)
+    return sentences
 
 
 def _has_ended(run: PlannedRun, job: Any, answer: Answer, gone: dict[str, float], gone_s: float) -> bool:

@@ -2,9 +2,9 @@
 
 `Follower` starts `python -m grpo_sweeps.sync sweep=NAME --follow` at low priority in its own session, so that neither
 a tracker's imports nor a slow server costs the training process anything, and Ctrl-C reaches only the training.
-The child ends after a last pass when its standard input closes, which also happens when its parent is killed. Nothing
-that goes wrong in it reaches the training: it prints a line into its log, and `python -m grpo_sweeps.sync` completes
-the copy later.
+The child ends after a last pass when its standard input closes, which also happens when its parent is killed, or when
+it has another parent: what a reward has forked may keep that input open. Nothing that goes wrong in it reaches the
+training: it prints a line into its log, and `python -m grpo_sweeps.sync` completes the copy later.
 """
 
 from __future__ import annotations
@@ -100,10 +100,11 @@ def follow(tracker: Tracker, sweep_dir: Path, only: str | None, stdin: TextIO, e
     with contextlib.suppress(OSError):
         os.nice(10)
     said: list[str] = []
-    ended, down, begun = False, False, False
+    parent, ended, down, begun = os.getppid(), False, False, False
     while not ended:
         # Until the first run shows up, look more often: the tracker should show the sweep from its first steps on.
         ended = _ended(stdin, EVERY_DOWN if down else every if said or begun else min(1.0, every))
+        ended = ended or (deaf and os.getppid() != parent)
         if ended and deaf:
             _handle(signal.SIG_DFL)
         try:

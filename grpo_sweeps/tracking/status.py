@@ -42,6 +42,7 @@ class RunStatus:
     host: str = ""
     pid: int = 0
     job_id: str | None = None  # SLURM's
+    job_token: str | None = None  # in the comment of a job that was submitted for the run; None in any other job
     heartbeat: float = 0.0
     started: float | None = None
     ended: float | None = None

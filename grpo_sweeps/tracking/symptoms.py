@@ -23,6 +23,9 @@ WINDOW = 20  # last steps that are also judged alone, so that a long good beginn
 SHORT = 64  # tokens: a lower limit may cut every answer; a higher one hardly all of them
 SAME = 0.9  # share of groups with one text above which the run looks wrong
 UNIFORM = 0.99  # share of log(vocabulary): entropy of a policy that draws tokens at random
+GROWN = 10.0  # times the weights' norm before training, above which a run has diverged
+JUMP = 2.0  # times their norm in one step: then the update was at least as large as they
+DIVERGENCE = "divergence"  # the rule that says a run has diverged
 NAMED = "looks wrong after step"  # how a run's note begins
 
 
@@ -46,6 +49,8 @@ class Course:
         self.last: Mapping[str, float] = {}
         self.only_zeros = self.no_gradient = True
         self.largest_update, self.largest_at = 0.0, 0
+        self.first: Mapping[str, float] = {}
+        self.largest_jump, self.jump_at = 0.0, 0  # of the weights' norm, in one step
         self._sums: dict[str, float] = {}
         self._cut: deque[float] = deque(maxlen=WINDOW)
         self._told: set[str] = set()
@@ -55,6 +60,10 @@ class Course:
         if "reward" not in row:
             return
         self.steps += 1
+        self.first = self.first or row
+        before, now = self.last.get("weights/norm", 0.0), row.get("weights/norm", 0.0)
+        if before > 0 and now / before > self.largest_jump:
+            self.largest_jump, self.jump_at = now / before, self.steps - 1
         self.last = row
         self.only_zeros &= row.get("reward/task", row["reward"]) == 0 and (
             "reward/task" in row or row.get("reward_std", 0.0) == 0
@@ -68,7 +77,7 @@ class Course:
                 self._sums[name] = self._sums.get(name, 0.0) + value
         self._cut.append(row.get("completions/clipped_ratio", 0.0))
         update = row.get("update/relative_norm", 0.0)
-        if math.isfinite(update) and update > self.largest_update:
+        if update > self.largest_update:  # an infinite one too; NaN is none
             self.largest_update, self.largest_at = update, self.steps
 
     @property
@@ -103,7 +112,7 @@ class Course:
         if ended or self.rollouts >= LEAST:
             rules |= SHARES
         found = [Symptom(kind, sentence) for kind, rule in rules.items() if (sentence := rule(self))]
-        return [symptom for symptom in found if symptom.kind == "divergence"] or found  # what follows is no news
+        return [symptom for symptom in found if symptom.kind == DIVERGENCE] or found  # what follows is no news
 
     def notes(self, ended: bool = False) -> list[str]:
         """The notes to say now: those of `symptoms` whose kind was not said before."""
@@ -155,21 +164,42 @@ def _short(target: Any) -> str:
 
 
 def _diverged(c: Course) -> str:
-    lr = f"lower trainer.lr={c.value('trainer.lr')}"
     entropy = c.last.get("entropy", 0.0)
-    if not math.isfinite(entropy):
-        return f"the entropy is {entropy} at step {c.steps}: the run has diverged; {lr}"
+    how = _weights_grown(c)
+    if not how and not math.isfinite(entropy):
+        how = f"the entropy is {entropy} at step {c.steps}"
+    if how:
+        return f"{how}: the run has diverged; lower trainer.lr={c.value('trainer.lr')}"
+    return _at_random(c, entropy)
+
+
+def _weights_grown(c: Course) -> str:
+    """How the weights have grown beyond what training does; "" where they have not."""
+    norm, first = c.last.get("weights/norm", 0.0), c.first.get("weights/norm", 0.0)
+    if not math.isfinite(norm):
+        return f"the weights' norm is {norm} at step {c.steps}"
     if c.largest_update > 1:
+        return f"the update of step {c.largest_at} changed the weights by {c.largest_update:.2g} times their norm"
+    if c.largest_jump > JUMP:
+        return f"step {c.jump_at} made the weights' norm {c.largest_jump:.2g} times as large"
+    if first > 0 and norm > GROWN * first:
+        return f"the weights' norm is {norm:.3g} at step {c.steps}, {norm / first:.2g} times that of the first step"
+    return ""
+
+
+def _at_random(c: Course, entropy: float) -> str:
+    share, at_first = c.last.get("entropy/normalized", 0.0), c.first.get("entropy/normalized", 1.0)
+    if share < UNIFORM:
+        return ""
+    lr = f"lower trainer.lr={c.value('trainer.lr')}"
+    seen = f"tokens are drawn almost at random at step {c.steps} (entropy {entropy:.3g} nats, {percent(share)} of a "
+    if at_first < UNIFORM:
+        before = c.first.get("entropy", 0.0)
+        return f"{seen}uniform policy's; {before:.3g} at the first step): the run has diverged; {lr}"
+    if c.last["reward"] == 0 and c.last.get("grad_norm") == 0:
         return (
-            f"the update of step {c.largest_at} changed the weights by {c.largest_update:.2g} times their norm: the "
-            f"run has diverged; {lr}"
-        )
-    at_random = c.last.get("entropy/normalized", 0.0) >= UNIFORM
-    if at_random and c.last["reward"] == 0 and c.last.get("grad_norm") == 0:
-        return (
-            f"tokens are drawn almost at random at step {c.steps} (entropy {entropy:.3g} nats, "
-            f"{percent(c.last['entropy/normalized'])} of a uniform policy's), reward and gradient are 0: the run has "
-            f"diverged, or the weights are not a trained model's; {lr}, or check model.path={c.value('model.path')}"
+            f"{seen}uniform policy's), reward and gradient are 0: the run has diverged, or the weights are not a "
+            f"trained model's; {lr}, or check model.path={c.value('model.path')}"
         )
     return ""
 
@@ -270,7 +300,7 @@ def _not_mixed(c: Course) -> str:
 
 
 Rule = Callable[[Course], str]
-AT_ONCE: dict[str, Rule] = {"divergence": _diverged, "one rollout": _one_rollout}
+AT_ONCE: dict[str, Rule] = {DIVERGENCE: _diverged, "one rollout": _one_rollout}
 SHARES: dict[str, Rule] = {
     "no end": _no_end, "cut": _cut_off, "reward 0": _reward_zero, "one text": _same_text, "none mixed": _not_mixed,
 }  # fmt: skip

@@ -89,6 +89,7 @@ def composed_schema() -> type:
     values += [("sweep", str | None, dataclasses.field(default=None))]
     values += [(name, str, dataclasses.field(default=REQUIRED)) for name in ("aggregation", "runs_dir", "budget")]
     values += [("budget_R", int, dataclasses.field(default=REQUIRED))]
+    values += [("reward_timeout", float | None, dataclasses.field(default=None))]
     for name, cls in groups.items():
         twin = _writable(cls)
         values.append((name, twin, dataclasses.field(default_factory=twin)))

@@ -152,6 +152,8 @@ CASES: dict[str, tuple[str, ...]] = {
     "sweep=a/b": ("sweep=a/b: a sweep's name becomes a folder",),
     "sweep=..": ("sweep=..: a sweep's name becomes a folder",),
     "budget=tokens": ("budget=tokens: choose one of prompts, rollouts",),
+    "reward_timeout=0": ("reward_timeout=0.0: seconds above 0 are needed, or null for no limit",),
+    "reward_timeout=soon": ("reward_timeout",),
     "budget_R=0": ("budget_R=0: at least 1",),
     "R=3 budget=rollouts": ("R=3: budget=rollouts has", "16 x 4 = 64 rollouts a step", "a divisor of that is needed"),
     "-m R=2,4,128 budget=rollouts": ("R=128: budget=rollouts has",),

@@ -93,23 +93,36 @@ status = RunStatus("running", "8", "R=8", "study", host=socket.gethostname(), pi
 follower = Follower("study", "runs", TrackingConfig(), "mirror.log")
 with follower as f, StatusWriter(run, status), LocalRecord(run) as record:
     record.log_metrics(0, {"reward": 1.0})
-    print(f._child.pid, flush=True)
+    while not (run / "mlflow.json").exists():
+        time.sleep(0.05)
+    helper = os.fork() if sys.argv[1:] == ["forks"] else 1
+    if helper:
+        print(f._child.pid, helper, flush=True)
     time.sleep(600)
 """
 
 
-def test_the_follower_outlives_a_killed_parent_and_says_so_in_mlflow(tmp_path: Path, template: Path) -> None:
+@pytest.mark.parametrize("forks", [[], ["forks"]])  # a reward's helper has the input of the copying process open
+def test_the_follower_outlives_a_killed_parent_and_says_so_in_mlflow(
+    tmp_path: Path, template: Path, forks: list[str]
+) -> None:
     shutil.copy(template, tmp_path / "mlflow.db")
     environment = {**os.environ, "PYTHONPATH": str(ROOT)}
-    parent = subprocess.Popen([sys.executable, "-c", PARENT], cwd=tmp_path, stdout=subprocess.PIPE, env=environment)
+    parent = subprocess.Popen(
+        [sys.executable, "-c", PARENT, *forks], cwd=tmp_path, stdout=subprocess.PIPE, env=environment
+    )
     assert parent.stdout is not None
     try:
-        pid = int(parent.stdout.readline())
+        pid, helper = map(int, parent.stdout.readline().split())
     finally:
         parent.kill()
         parent.wait()
         parent.stdout.close()
-    wait_until(lambda: not process_lives(pid))
+    try:
+        wait_until(lambda: not process_lives(pid))
+    finally:
+        if forks:
+            os.kill(helper, signal.SIGKILL)
     assert (tmp_path / "mirror.log").read_text() == ""
     assert runs_in(f"sqlite:///{tmp_path}/mlflow.db") == {"study": ("KILLED", []), "R=8": ("KILLED", [1.0])}
 

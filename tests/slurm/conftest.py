@@ -146,7 +146,7 @@ class Workplace:
 
     def job_ids(self) -> list[str]:
         found = (self.path / "runs").glob("*/.jobs")
-        return [line for path in found for line in path.read_text().split()]
+        return [line.split()[0] for path in found for line in path.read_text().splitlines()]
 
 
 @pytest.fixture

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import shutil
 import signal
 import subprocess
@@ -66,8 +67,34 @@ def test_a_requeued_job_is_waited_for(workplace: Workplace) -> None:
         command.wait(timeout=15)
     skipped = workplace.sweep("R=4", "wait=false")
     assert "queued already (job " in skipped.stderr, skipped.stderr
+    shown = workplace.call("status", "sweep=adhoc").stdout
+    held = f"job {status['job_id']} is held; scontrol release lets it start (job requeued in held state)"
+    assert f": {held}\n" in shown, shown
     workplace.release()
     subprocess.run(["scontrol", "release", status["job_id"]], check=True, timeout=30)
+    said = command.communicate(timeout=180)[1]
+    assert command.returncode == 0 and "1 of 1 run finished" in said, said
+    assert said.count(f"still waiting: {held}\n") == 1, said
+    assert workplace.submitted() == 1
+
+
+def test_a_job_that_queues_itself_again_is_still_its_own(workplace: Workplace) -> None:
+    """By the signal that comes before a time limit: its number and its comment stay."""
+    workplace.hold()
+    command = workplace.start_sweep("R=4")
+    workplace.until(lambda: workplace.statuses() and workplace.all_are("running"))
+    (before,) = workplace.statuses().values()
+    workplace.until(lambda: next(iter(workplace.statuses().values()))["step"] >= 1)
+    subprocess.run(["scancel", "--signal=USR2", before["job_id"]], check=True, timeout=30)
+
+    def has_begun_again() -> bool:
+        (now,) = workplace.statuses().values()
+        return now["state"] == "running" and now["started"] > before["started"]
+
+    workplace.until(has_begun_again)
+    (now,) = workplace.statuses().values()
+    assert (now["job_id"], now["job_token"]) == (before["job_id"], before["job_token"])
+    workplace.release()
     said = command.communicate(timeout=180)[1]
     assert command.returncode == 0 and "1 of 1 run finished" in said, said
     assert workplace.submitted() == 1
@@ -102,6 +129,43 @@ def test_ctrl_c_leaves_the_jobs_and_cancel_ends_them(workplace: Workplace) -> No
     assert again.returncode == 0, again.stderr
     assert "continue  R=2" in again.stderr and "2 of 2 runs finished" in again.stderr
     assert [one["step"] for one in workplace.statuses().values()] == [3, 3]
+
+
+def test_a_strangers_job_with_our_number_is_neither_believed_nor_cancelled(workplace: Workplace) -> None:
+    """As after a controller has lost its state: the number in the record is that of an innocent job."""
+    workplace.hold()
+    assert workplace.sweep("R=4", "wait=false").returncode == 0
+    workplace.until(lambda: workplace.all_are("running"))
+    assert workplace.call("cancel", "sweep=adhoc").returncode == 0
+    (before,) = workplace.statuses().values()
+    done = subprocess.run(
+        ["sbatch", "--parsable", "--mem=100", "-o", "/dev/null", "--wrap", "sleep 300"], capture_output=True, text=True,
+        check=True, timeout=30,
+    )  # fmt: skip
+    stranger = done.stdout.strip()
+    try:
+        folder = workplace.path / "runs" / "adhoc"
+        path, jobs = folder / before["identity"] / "status.json", folder / ".jobs"
+        path.write_text(json.dumps({**before, "state": "queued", "job_id": stranger}))
+        _, *rest = jobs.read_text().split()
+        jobs.write_text(" ".join([stranger, *rest[:-1], "1000.0"]) + "\n")
+        shown = workplace.call("status", "sweep=adhoc").stdout
+        assert f"job {stranger}: the queue's job of that number is another one" in shown, shown
+        assert "nothing of it is queued or running" in workplace.call("cancel", "sweep=adhoc").stderr
+        assert queue_line(stranger).strip(), "the innocent job was cancelled"
+        workplace.release()
+        again = workplace.sweep("R=4")
+        assert again.returncode == 0 and "1 of 1 run finished" in again.stderr, again.stderr
+        assert workplace.submitted() == 2 and queue_line(stranger).strip()
+    finally:
+        subprocess.run(["scancel", stranger], timeout=30, check=False)
+
+
+def test_the_node_is_reached_from_this_machine_alone(slurm_node: None) -> None:
+    shown = subprocess.run(["ss", "-ltnpH"], capture_output=True, text=True, timeout=30, check=True).stdout
+    addresses = [line.split()[3] for line in shown.splitlines() if "slurm" in line or "srun" in line]
+    assert len(addresses) >= 2, f"neither controller nor node: {shown}"
+    assert all(address.startswith("127.0.0.1:") for address in addresses), addresses
 
 
 def test_a_job_that_cannot_start_python_says_why(workplace: Workplace) -> None:

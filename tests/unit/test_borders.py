@@ -46,7 +46,7 @@ MAY_IMPORT = {
     "config": {"types", "paths", "estimators"},
     "engine": {*LEAVES, "config", "files"},
     "tracking": {*LEAVES, "config", "files"},
-    "loop": {*LEAVES, "config", "engine", "tracking"},
+    "loop": {*LEAVES, "paths", "config", "engine", "tracking"},
     "exact": {"types", "estimators", "spectra"},
     "paper": set(),
     "publish": {"types", "files", "spectra", "maths"},

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import pytest
@@ -138,6 +139,30 @@ def test_divergence() -> None:
     assert "drawn almost at random at step 1 (entropy 4.59 nats" in found(at_random, steps=1)["divergence"]
     assert "divergence" not in found(at_random | {"entropy/normalized": 0.98})
     assert "entropy is nan" in found({"entropy": float("nan")}, steps=1)["divergence"]
+    assert "changed the weights by inf times" in found({"update/relative_norm": math.inf}, steps=1)["divergence"]
+
+
+def divergence(*rows: dict[str, float]) -> str:
+    return {s.kind: s.sentence for s in symptoms(CONFIG, [WELL | row for row in rows])}.get("divergence", "")
+
+
+def test_weights_that_grow_are_a_divergence_where_no_update_is_measured() -> None:
+    norms = [{"weights/norm": norm} for norm in (50.0, 90.0, 99.0)]
+    assert divergence(*norms) == ""
+    sentence = divergence(*norms, {"weights/norm": 8e29})
+    assert "step 3 made the weights' norm 8.1e+27 times as large: the run has diverged" in sentence
+    later = [{"weights/norm": 50.0 * 1.9**step} for step in range(5)]
+    assert "the weights' norm is 652 at step 5, 13 times that of the first step" in divergence(*later)
+    assert divergence(*later[:4]) == ""
+    for value in (math.inf, math.nan):
+        assert f"the weights' norm is {value} at step 2" in divergence(norms[0], {"weights/norm": value})
+    assert divergence({"weights/norm": 0.0}, {"weights/norm": 1.0}) == "", "nothing to compare with"
+
+
+def test_a_policy_that_becomes_uniform_has_diverged_whatever_its_reward() -> None:
+    at_random = {"entropy": 4.59, "entropy/normalized": 0.999}
+    assert "(entropy 4.59 nats, over 99% of a uniform policy's; 0.5 at the first step)" in divergence({}, at_random)
+    assert divergence(at_random, at_random) == "", "untrained weights with a reward that ignores the answer"
 
 
 def test_a_share_is_not_judged_early_unless_the_run_has_ended() -> None:

@@ -48,6 +48,43 @@ def test_sys_exit_in_the_users_code_is_a_failure(
     assert "1 of 2 runs did not finish:" in capfd.readouterr().err
 
 
+def test_a_reward_that_changes_the_working_directory_splits_no_record(
+    run: Run, loop: Any, statuses: Statuses, workplace: Path
+) -> None:
+    (workplace / "elsewhere").mkdir()
+
+    def train(config: Any, run_dir: Path, watch: Any, name: str) -> None:
+        watch.begin(0)
+        os.chdir(workplace / "elsewhere")
+        for step in range(config.trainer.steps):
+            with open(run_dir / "metrics.jsonl", "a") as file:
+                file.write(f'{{"step": {step}, "time": 0.0, "reward": 0.5}}\n')
+            watch(step + 1, config.trainer.steps, {})
+
+    loop(train)
+    assert run("-m", "R=4", "seed=0,5") == 0
+    assert Path.cwd() == workplace and not list((workplace / "elsewhere").iterdir())
+    assert {name: (status.state, status.step) for name, status in statuses().items()} == {
+        "R=4 seed=0": ("finished", 3), "R=4 seed=5": ("finished", 3),
+    }  # fmt: skip
+    assert len(list((workplace / "runs" / "adhoc").glob("*/metrics.jsonl"))) == 2
+
+
+def test_a_module_and_a_task_that_change_the_working_directory_change_no_path(
+    run: Run, workplace: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    (workplace / "elsewhere").mkdir()
+    (workplace / "wandering.py").write_text(
+        "import os\nos.chdir('elsewhere')\n"
+        "from grpo_sweeps.tasks.arithmetic import arithmetic\n"
+        "def reward(completion, problem, seed):\n    return 0.0\n"
+        "def task(**options):\n    os.chdir('/')\n    return arithmetic(**options)\n"
+    )
+    assert run("R=4", "reward._target_=wandering.reward", "task._target_=wandering.task") == 0
+    assert Path.cwd() == workplace and not list((workplace / "elsewhere").iterdir())
+    assert len(list((workplace / "runs" / "adhoc").glob("*/metrics.jsonl"))) == 1
+
+
 def test_sys_exit_in_a_job_is_a_requeue_only_after_the_checkpoint(loop: Any, workplace: Path) -> None:
     import pickle
 

@@ -245,15 +245,13 @@ def test_a_reward_of_the_users_own(run: Run, workplace: Path, capfd: pytest.Capt
 
 
 def test_a_lock_keeps_a_second_process_out(workplace: Path) -> None:
-    import fcntl
-
-    from grpo_sweeps.sweep.execute import LOCK_FILE, execute
+    from grpo_sweeps.sweep.execute import execute
+    from tests.integration.sweep.test_lock import HOLDER, holder
 
     frozen = yaml.safe_load(json.dumps(frozen_config()))
     run_dir = workplace / "runs" / "adhoc" / "abc"
     run_dir.mkdir(parents=True)
-    with open(run_dir / LOCK_FILE, "a") as file:
-        fcntl.flock(file, fcntl.LOCK_EX)
+    with holder(HOLDER, run_dir):
         result = execute(frozen, run_dir)
     assert result.ok and result.elsewhere and result.error == "another process is running this run"
     assert not (run_dir / "metrics.jsonl").exists()

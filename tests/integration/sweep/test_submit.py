@@ -46,10 +46,11 @@ subprocess.Popen([sys.executable, "-c", code], stdin=subprocess.DEVNULL, stdout=
 
 # The queue knows a job's tasks until the last one has ended.
 SQUEUE = """#!/bin/sh
+comment=$(sed -n "s/^#SBATCH --comment=//p" {record})
 for job in 123 124 125; do
     [ -e {record}.$job.done ] && continue
-    for task in 0 1 2; do echo "${{job}}_$task|RUNNING|None|here"; done
-    echo "$job|RUNNING|None|here"
+    for task in 0 1 2; do echo "${{job}}_$task|RUNNING|None|here|0|$comment"; done
+    echo "$job|RUNNING|None|here|0|$comment"
 done
 """
 

@@ -203,3 +203,19 @@ def test_state_goes_round() -> None:
 def test_schedule(schedule: str, step: int, factor: float) -> None:
     config = TrainerConfig(steps=10, lr=2.0, warmup_steps=2, schedule=schedule)
     assert learning_rate(config, step) == pytest.approx(2.0 * factor)
+
+
+def test_the_weights_norm_is_the_masters() -> None:
+    weight = torch.nn.Parameter(torch.tensor([3.0, 4.0], dtype=torch.bfloat16))
+    frozen = torch.nn.Parameter(torch.ones(5), requires_grad=False)
+    other = torch.nn.Parameter(torch.full((4,), 6.0))
+    optimizer = MasterAdamW([weight, frozen, other], TrainerConfig())
+    assert optimizer.weights_norm() == pytest.approx(13.0)
+    with torch.no_grad():
+        optimizer.masters[0] += 1e-4  # too little for bfloat16
+        assert optimizer.weights_norm() > 13.0
+        other[0] = 1e30
+        assert optimizer.weights_norm() == pytest.approx(1e30, rel=1e-6)
+        other[0] = math.inf
+    assert optimizer.weights_norm() == math.inf
+    assert MasterAdamW([weight], TrainerConfig()).weights_norm() == pytest.approx(5.0)

@@ -11,7 +11,7 @@ import pytest
 
 from grpo_sweeps.cancel import main
 from grpo_sweeps.sweep.cancel import cancel
-from grpo_sweeps.sweep.queue import note_jobs
+from grpo_sweeps.sweep.jobs import note_jobs
 from grpo_sweeps.tracking.status import RunStatus, read_status, write_status
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -44,14 +44,17 @@ def slurm(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str], Pa
 
 
 def test_only_the_sweeps_own_jobs_that_the_queue_knows(tmp_path: Path, slurm: Any) -> None:
-    told = slurm("17_0|RUNNING|None|a\n17_1|PENDING|Priority|\n99|RUNNING|None|a\n18|RUNNING|None|a\n")
+    told = slurm(
+        "17_0|RUNNING|None|a|0|grpo_sweeps:aa\n17_1|PENDING|Priority||0|x grpo_sweeps:aa\n99|RUNNING|None|a\n"
+        "18|RUNNING|None|a|0|grpo_sweeps:aa\n"
+    )
     folder = tmp_path / "runs" / "mine"
     running = note(folder, "running", "running", job_id="17_0")
     waiting = note(folder, "waiting", "queued", job_id="17_1", step=0)
     note(folder, "allocation", "running", job_id="99")
     done = note(folder, "done", "finished", job_id="18")
     gone = note(folder, "gone", "interrupted", job_id="17_4", error="earlier")
-    note_jobs(folder, ["17_0", "18"])
+    note_jobs(folder, ["17_0", "18"], "aa")
     found = cancel(folder, wait_s=5, poll_s=0.01)
     assert set(found.jobs) == {"running", "waiting"} and not found.processes and not found.problems
     assert sorted(told.read_text().split()) == ["17_0", "17_1"]
@@ -61,34 +64,51 @@ def test_only_the_sweeps_own_jobs_that_the_queue_knows(tmp_path: Path, slurm: An
     assert read_status(done).state == "finished" and read_status(gone).error == "earlier"
 
 
+def test_strangers_with_a_number_of_ours_live_on(tmp_path: Path, slurm: Any) -> None:
+    """After a controller has lost its state, or on the other cluster of a shared home."""
+    told = slurm(
+        f"17_0|RUNNING|None|a|{time.time():.0f}|grpo_sweeps:bb\n18|RUNNING|None|a|{time.time():.0f}|\n"
+        f"19|RUNNING|None|a|{time.time() - 9999:.0f}|\n20|PENDING|None|a|{time.time():.0f}|grpo_sweeps:aa\n"
+    )
+    folder = tmp_path / "runs" / "mine"
+    for name, job_id in (("one", "17_0"), ("unsure", "18"), ("old", "19"), ("ours", "20")):
+        note(folder, name, "queued", job_id=job_id)
+    note_jobs(folder, ["17", "18", "19", "20"], "aa")
+    found = cancel(folder, wait_s=5, poll_s=0.01)
+    assert found.jobs == ("ours",) and told.read_text().split() == ["20"]
+    (problem,) = found.problems
+    assert problem.startswith("unsure: job 18 cannot be told from another one of that number")
+    assert read_status(folder / "one").state == "queued", "its job has gone, which is not for cancel to say"
+
+
 def test_a_silent_controller_is_a_problem(tmp_path: Path, slurm: Any, capfd: pytest.CaptureFixture[str]) -> None:
     told = slurm("", failing="echo 'Unable to contact slurm controller' >&2; exit 1")
     folder = tmp_path / "runs" / "mine"
     run_dir = note(folder, "one", "running", job_id="17_0")
-    note_jobs(folder, ["17"])
+    note_jobs(folder, ["17"], "aa")
     assert main(["sweep=mine", f"runs_dir={tmp_path / 'runs'}"]) == 1
     assert "one: job 17_0: squeue does not answer (Unable to contact slurm controller)" in capfd.readouterr().err
     assert read_status(run_dir).state == "running" and not told.exists()
 
 
 def test_a_job_that_queues_itself_again_is_cancelled_again(tmp_path: Path, slurm: Any) -> None:
-    told = slurm("17|PENDING|BeginTime|\n")
+    told = slurm("17|PENDING|BeginTime||0|grpo_sweeps:aa\n")
     (tmp_path / "tools" / "scancel").write_text(
         f"#!/bin/sh\necho $1 >> {told}\n[ $(wc -l < {told}) -ge 2 ] && : > {tmp_path / 'queue'}\nexit 0\n"
     )
     folder = tmp_path / "runs" / "mine"
     note(folder, "one", "running", job_id="17")
-    note_jobs(folder, ["17"])
+    note_jobs(folder, ["17"], "aa")
     assert not cancel(folder, wait_s=10, poll_s=0.01).problems
     assert told.read_text().split() == ["17", "17"]
 
 
 def test_a_job_that_stays_is_named(tmp_path: Path, slurm: Any) -> None:
-    slurm("17|RUNNING|None|a\n")
+    slurm("17|RUNNING|None|a|0|grpo_sweeps:aa\n")
     (tmp_path / "tools" / "scancel").write_text("#!/bin/sh\nexit 0\n")
     folder = tmp_path / "runs" / "mine"
     note(folder, "one", "running", job_id="17")
-    note_jobs(folder, ["17"])
+    note_jobs(folder, ["17"], "aa")
     assert cancel(folder, wait_s=0.1, poll_s=0.02).problems == ("job 17: still in the queue after 0 s",)
 
 

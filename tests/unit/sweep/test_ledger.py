@@ -10,8 +10,9 @@ from typing import Any
 
 import pytest
 
+from grpo_sweeps.sweep.jobs import note_jobs
 from grpo_sweeps.sweep.ledger import decide, set_aside, where_alive
-from grpo_sweeps.sweep.queue import Answer, note_jobs
+from grpo_sweeps.sweep.queue import Answer
 from grpo_sweeps.tracking.status import RunStatus, write_status
 
 DEAD = 2**22 + 1  # above any process id of Linux
@@ -92,7 +93,13 @@ class Told:
         return self.answer
 
 
-YES, NO, UNKNOWN, ABSENT = ("yes", "PENDING", "Resources"), ("no",), ("unknown", "", "TimeoutExpired"), ("absent",)
+NOW = time.time()
+YES, NO, UNKNOWN, ABSENT = (
+    ("yes", "PENDING", "Resources", "", NOW, "grpo_sweeps:aa"),
+    ("no",),
+    ("unknown", "", "TimeoutExpired"),
+    ("absent",),
+)
 
 
 @pytest.mark.parametrize("state", ["queued", "running", "interrupted"])
@@ -105,8 +112,8 @@ def test_a_job_that_the_queue_knows_is_alive_whatever_the_status_says(
     """A requeued job has left `running` or `interrupted` behind and is pending again."""
     run_dir = tmp_path / "abc"
     run_dir.mkdir()
-    note_jobs(tmp_path, ["17_3"])
-    write_status(run_dir, status(state, step=2, job_id="17_3"))
+    note_jobs(tmp_path, ["17_3"], "aa")
+    write_status(run_dir, status(state, step=2, job_id="17_3", job_token="aa"))
     decision = decide(run_dir, 5, None, "abc", Told(*answer))  # type: ignore[arg-type]
     assert decision.action == action
     if answer == YES:

@@ -7,6 +7,7 @@ import fcntl
 import os
 import socket
 import sys
+import threading
 import time
 import types
 from pathlib import Path
@@ -26,7 +27,7 @@ def refuse(*_: Any) -> None:
 
 @pytest.fixture
 def no_locks(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(fcntl, "flock", refuse)
+    monkeypatch.setattr(fcntl, "lockf", refuse)
     monkeypatch.setattr(locks, "SETTLE_S", 0.3)
 
 
@@ -37,11 +38,41 @@ def test_a_lock_keeps_the_second_out(tmp_path: Path) -> None:
         assert third is not None
 
 
+def test_a_refused_second_does_not_free_the_first(tmp_path: Path) -> None:
+    """Closing any descriptor of the file would free the lock towards other processes."""
+    with locks.only_writer(tmp_path) as first:
+        opened = set(os.listdir("/proc/self/fd"))
+        with locks.only_writer(tmp_path) as second:
+            assert second is None and set(os.listdir("/proc/self/fd")) == opened
+        assert first is not None and first()
+
+
+def test_a_waiting_lock_is_had_once_it_is_free(tmp_path: Path) -> None:
+    path = tmp_path / "lock"
+    free, has = threading.Event(), threading.Event()
+
+    def hold() -> None:
+        with locks.locked(path, 0.0) as held:
+            assert held
+            has.set()
+            free.wait(10)
+
+    thread = threading.Thread(target=hold)
+    thread.start()
+    assert has.wait(10)
+    with locks.locked(path, 0.0) as held:
+        assert not held
+    free.set()
+    with locks.locked(path, 10.0) as held:
+        assert held
+    thread.join()
+
+
 def test_an_error_that_is_no_missing_lock_is_raised(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def broken(*_: Any) -> None:
         raise OSError(errno.EIO, "Input/output error")
 
-    monkeypatch.setattr(fcntl, "flock", broken)
+    monkeypatch.setattr(fcntl, "lockf", broken)
     with pytest.raises(OSError, match="Input/output"), locks.only_writer(tmp_path):
         pass
 

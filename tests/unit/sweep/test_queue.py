@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from grpo_sweeps.sweep.queue import Queue, main_id, note_jobs, noted_jobs, read
+from grpo_sweeps.sweep.queue import Queue, cluster_config, read
 
 Squeue = Callable[[str], Path]
 
@@ -28,14 +28,18 @@ def squeue(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Squeue:
 
 
 def test_one_call_answers_for_all(squeue: Squeue) -> None:
-    calls = squeue("echo '17_3|RUNNING|None|node4'; echo '18|PENDING|Resources|'; echo '19_0|COMPLETED|None|node1'")
+    calls = squeue(
+        "echo '17_3|RUNNING|None|node4|1795969933|my words grpo_sweeps:a|b'; echo '18|PENDING|Resources|'; "
+        "echo '19_0|COMPLETED|None|node1'"
+    )
     queue = Queue(keep_s=60)
     answers = queue.ask(["17_3", "17_4", "18", "19_0"])
     assert {job_id: answer.kind for job_id, answer in answers.items()} == {
         "17_3": "yes", "17_4": "no", "18": "yes", "19_0": "no",
     }  # fmt: skip
     assert answers["17_3"].node == "node4" and answers["17_3"].text() == "RUNNING"
-    assert answers["18"].pending and answers["18"].text() == "PENDING, Resources"
+    assert answers["17_3"].comment == "my words grpo_sweeps:a|b" and answers["17_3"].submitted == 1795969933
+    assert answers["18"].pending and answers["18"].submitted is None and answers["18"].text() == "PENDING, Resources"
     assert queue.one("17").alive, "an array is alive while one of its tasks is"
     assert len(calls.read_text().splitlines()) == 1
     queue.one("20")  # a job that it was not asked about yet
@@ -73,16 +77,28 @@ def test_read_takes_short_and_empty_lines() -> None:
     assert read("12_0|PENDING\n")["12_0"].state == "PENDING"
 
 
-def test_a_damaged_list_of_jobs_names_those_that_can_be_read(tmp_path: Path) -> None:
-    (tmp_path / ".jobs").write_bytes(b"12\n\xff\xfe garbage\n13\n")
-    assert noted_jobs(tmp_path) == {"12", "13"}
-    (tmp_path / "folder" / ".jobs").mkdir(parents=True)
-    assert noted_jobs(tmp_path / "folder") == frozenset()
+@pytest.mark.parametrize(
+    ("reason", "words"),
+    [
+        ("JobHeldUser", "is held; scontrol release lets it start (JobHeldUser)"),
+        ("job requeued in held state", "is held; scontrol release lets it start (job requeued in held state)"),
+        ("launch failed requeued held", "is held; scontrol release lets it start (launch failed requeued held)"),
+        ("BadConstraints", "can never start as it was asked for (BadConstraints)"),
+        ("QOSMaxWallDurationPerJobLimit", "can never start as it was asked for (QOSMaxWallDurationPerJobLimit)"),
+        ("ReqNodeNotAvail, UnavailableNodes:node4", "waits for nodes that are not available (ReqNodeNotAvail, Unavail"),
+        ("Resources", ""), ("Priority", ""), ("JobArrayTaskLimit", ""), ("BeginTime", ""), ("QOSGrpGRES", ""),
+    ],
+)  # fmt: skip
+def test_reasons_that_do_not_pass_by_themselves(reason: str, words: str) -> None:
+    (answer,) = read(f"17|PENDING|{reason}||0|x").values()
+    assert answer.stuck.startswith(words) and bool(answer.stuck) == bool(words)
+    (running,) = read(f"17|RUNNING|{reason}||0|x").values()
+    assert not running.stuck
 
 
-def test_jobs_of_a_sweep_are_written_down(tmp_path: Path) -> None:
-    assert noted_jobs(tmp_path) == frozenset()
-    note_jobs(tmp_path, ["17_0", "17_1"])
-    note_jobs(tmp_path, ["21"])
-    assert noted_jobs(tmp_path) == {"17", "21"}
-    assert main_id("17_3") == main_id("17") == "17"
+def test_the_clusters_configuration(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PATH", str(tmp_path))
+    assert cluster_config("ClusterName") == ""
+    (tmp_path / "scontrol").write_text("#!/bin/sh\necho 'ClusterName             = east'\n")
+    (tmp_path / "scontrol").chmod(0o755)
+    assert cluster_config("ClusterName") == "east" and cluster_config("MaxArraySize") == ""

@@ -23,7 +23,7 @@ from grpo_sweeps.tracking.status import read_status
 from tests.integration.sweep.test_ends import loop  # noqa: F401  (a fixture)
 from tests.unit.sweep.conftest import frozen_config
 
-ALL = (signal.SIGUSR2, signal.SIGTERM, signal.SIGINT, signal.SIGALRM)
+ALL = (signal.SIGUSR2, signal.SIGTERM, signal.SIGINT)
 
 
 @pytest.fixture
@@ -54,17 +54,24 @@ def test_a_signal_is_noted_and_the_handlers_come_back(calls: list[str]) -> None:
         stops.begin()
         assert not stops.requested()
         send(signal.SIGUSR2)
-        assert stops.requested() and (stops.request, stops.cause, calls) == ("requeue", "SIGUSR2", [])
+        assert (stops.request, stops.cause, calls) == ("requeue", "SIGUSR2", [])
+        assert "deadline" in threads()
         send(signal.SIGTERM)  # what scontrol requeue and a preemption send as well
-        assert stops.request == "requeue"
-        assert signal.getitimer(signal.ITIMER_REAL)[0] > 50
+        assert stops.request == "requeue" and stops.requested()
         with pytest.raises(SystemExit):
             stops.requeue()
         time.sleep(0.1)
         send(signal.SIGUSR2)  # on its way out it is not to be disturbed
         assert calls == ["requeue"]
     assert [signal.getsignal(number) for number in ALL] == before
-    assert signal.getitimer(signal.ITIMER_REAL)[0] == 0
+    ended = time.monotonic() + 5
+    while "deadline" in threads():
+        assert time.monotonic() < ended
+        time.sleep(0.01)
+
+
+def threads() -> set[str]:
+    return {thread.name for thread in threading.enumerate()}
 
 
 def test_before_the_run_has_begun_the_old_handler_is_called_at_once(calls: list[str]) -> None:
@@ -96,6 +103,52 @@ def test_a_step_that_takes_too_long_is_cut(calls: list[str], number: int, raised
         with pytest.raises(raised):
             time.sleep(5)
         assert 0.1 < time.monotonic() - started < 3 and stops.leaving
+
+
+def alarms_off() -> None:
+    """What math_verify does around every answer."""
+    signal.signal(signal.SIGALRM, signal.SIG_IGN)
+    signal.alarm(0)
+    signal.setitimer(signal.ITIMER_REAL, 0)
+
+
+@pytest.mark.parametrize(("number", "raised"), [(signal.SIGUSR2, SystemExit), (signal.SIGTERM, KeyboardInterrupt)])
+def test_a_reward_that_clears_the_alarm_keeps_its_deadline(calls: list[str], number: int, raised: Any) -> None:
+    before = signal.getsignal(signal.SIGALRM)
+    try:
+        with Stops(0.2) as stops:
+            stops.begin()
+            send(number)
+            alarms_off()
+            with pytest.raises(raised):
+                time.sleep(5)
+            assert stops.leaving
+    finally:
+        signal.signal(signal.SIGALRM, before)
+
+
+def test_an_interrupt_that_a_library_swallows_comes_again(calls: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(signals, "AGAIN_S", 0.2)
+    swallowed = 0
+    with pytest.raises(KeyboardInterrupt), Stops(0.1) as stops:
+        stops.begin()
+        send(signal.SIGTERM)
+        while swallowed < 2:
+            try:
+                time.sleep(5)
+            except BaseException:
+                swallowed += 1
+        time.sleep(5)
+    assert swallowed == 2
+
+
+def test_a_step_that_ends_in_time_leaves_the_checkpoint_its_time(calls: list[str]) -> None:
+    with Stops(0.1) as stops:
+        stops.begin()
+        send(signal.SIGUSR2)
+        assert stops.requested()  # asked at the step's end: the checkpoint is written next
+        time.sleep(0.3)
+        assert calls == [] and not stops.leaving
 
 
 def test_a_preemption_after_sigterm_is_a_requeue(calls: list[str]) -> None:

@@ -6,13 +6,14 @@ import json
 import socket
 import sys
 import time
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from grpo_sweeps.status import collect, main
-from grpo_sweeps.tracking.status import RunStatus, write_status
+from grpo_sweeps.tracking.status import RunStatus, read_status, write_status
 
 DEAD = 2**22 + 1
 
@@ -80,10 +81,42 @@ def test_table_and_json(runs: Path, capsys: pytest.CaptureFixture[str]) -> None:
         "effective_rank",
         "node",
         "job_id",
+        "job_token",
         "queue",
+        "stuck",
+        "silent",
         "log",
     }
     assert fields | {"heartbeat", "commit", "versions", "command", "traceback", "notes"} <= set(running)
+
+
+def test_a_run_that_is_silent_for_long_is_named(runs: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = runs / "mine" / "id1" / "metrics.jsonl"
+    steps = [{"step": step, "reward": 0.5, "step_time": 30.0} for step in range(2)]
+    for age, silent in ((500.0, False), (1200.0, True)):
+        path.write_text("".join(json.dumps({**one, "time": time.time() - age}) + "\n" for one in steps))
+        assert main([f"runs_dir={runs}"]) == 0
+        sentence = "R=4 seed=0 running: no step for 20 minutes, which takes 30 s as a rule; a reward that hangs"
+        assert (sentence in capsys.readouterr().out) == silent
+    slow = [{**one, "step_time": 300.0, "time": time.time() - 1200.0} for one in steps]
+    path.write_text("".join(json.dumps(one) + "\n" for one in slow))
+    assert main([f"runs_dir={runs}"]) == 0
+    assert "no step for" not in capsys.readouterr().out, "twenty minutes are four of its steps"
+    path.unlink()
+    status = read_status(path.parent)
+    for started, silent in ((time.time() - 60.0, False), (time.time() - 1800.0, True)):
+        write_status(path.parent, replace(status, started=started))
+        assert main([f"runs_dir={runs}"]) == 0
+        assert ("R=4 seed=0 running: no step for 30 minutes; a reward" in capsys.readouterr().out) == silent
+
+
+def test_a_run_that_has_diverged_is_named(runs: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    status = read_status(runs / "mine" / "id0")
+    notes = ["a disk that is full", "looks wrong after step 1 (divergence): the update changed the weights"]
+    write_status(runs / "mine" / "id0", replace(status, notes=notes))
+    assert main([f"runs_dir={runs}"]) == 0
+    out = capsys.readouterr().out
+    assert f"  R=2 seed=0 {notes[1]}\n" in out and notes[0] not in out
 
 
 def test_why_runs_ended_stands_below_the_table(runs: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -98,20 +131,27 @@ def test_the_queue_says_why_a_job_waits(
     runs: Path, state: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     from grpo_sweeps.sweep import ledger
-    from grpo_sweeps.sweep.queue import Queue, note_jobs
+    from grpo_sweeps.sweep.jobs import note_jobs
+    from grpo_sweeps.sweep.queue import Queue
 
     tools = tmp_path / ".tools"
     tools.mkdir()
-    (tools / "squeue").write_text("#!/bin/sh\necho '17_3|PENDING|Resources|'\n")
+    (tools / "squeue").write_text("#!/bin/sh\necho '17_3|PENDING|Resources|||grpo_sweeps:aa'\n")
     (tools / "squeue").chmod(0o755)
     monkeypatch.setenv("PATH", str(tools))
     monkeypatch.setattr(ledger, "QUEUE", Queue(keep_s=0))
     write_status(runs / "mine" / "id2", RunStatus(state=state, name="R=8 seed=0", step=1, total=4, job_id="17_3"))
-    note_jobs(runs / "mine", ["17_3"])
+    note_jobs(runs / "mine", ["17_3"], "aa")
     row = {row.name: row for row in collect(runs, "mine")}["R=8 seed=0"]
     assert (row.state, row.queue, row.node, row.job_id) == ("queued", "PENDING, Resources", "", "17_3")
     assert main([f"runs_dir={runs}"]) == 0
     assert "queued: PENDING, Resources  1/4" in capsys.readouterr().out
+    (tools / "squeue").write_text("#!/bin/sh\necho '17_3|PENDING|PartitionConfig|||grpo_sweeps:aa'\n")
+    assert main([f"runs_dir={runs}"]) == 0
+    assert "  R=8 seed=0: job 17_3 can never start as it was asked for (PartitionConfig)\n" in capsys.readouterr().out
+    (tools / "squeue").write_text("#!/bin/sh\necho '17_3|RUNNING|None|||grpo_sweeps:bb'\n")
+    assert main([f"runs_dir={runs}"]) == 0
+    assert "job 17_3: the queue's job of that number is another one\n" in capsys.readouterr().out
     (tools / "squeue").write_text("#!/bin/sh\necho 'Unable to contact slurm controller' >&2; exit 1\n")
     row = {row.name: row for row in collect(runs, "mine")}["R=8 seed=0"]
     assert row.state == "queued" and "squeue does not answer (Unable to contact slurm controller)" in row.queue

@@ -14,7 +14,8 @@ from grpo_sweeps.sweep.submit import last_words, wait
 from grpo_sweeps.tracking.status import RunStatus, read_status, write_status
 
 YES, NO, UNKNOWN, ABSENT = (
-    Answer("yes", "PENDING", "Resources"), Answer("no"), Answer("unknown", reason="TimeoutExpired"), Answer("absent"),
+    Answer("yes", "PENDING", "Resources", comment="grpo_sweeps:aa"), Answer("no"),
+    Answer("unknown", reason="TimeoutExpired"), Answer("absent"),
 )  # fmt: skip
 
 
@@ -50,7 +51,7 @@ class Run(types.SimpleNamespace):
 def waited(folder: Path, queue: Script, done: bool = False, gone_s: float = 0.0) -> Any:
     run: Any = Run(run_dir=folder, identity="abc", name="R=4")
     job = Job(folder, done)
-    (result,) = wait({run: job}, 0.01, queue, gone_s)  # type: ignore[arg-type]
+    (result,) = wait({run: job}, 0.01, "aa", queue, gone_s)  # type: ignore[arg-type]
     return result
 
 
@@ -77,6 +78,24 @@ def test_a_silent_controller_ends_nothing_and_is_mentioned_once(
     queue = Script(UNKNOWN, UNKNOWN, UNKNOWN, NO)
     assert waited(tmp_path, queue).state == "interrupted"
     assert queue.asked >= 4 and capfd.readouterr().err.count("squeue does not answer") == 1
+
+
+def test_a_strangers_job_of_the_same_number_is_not_waited_for(tmp_path: Path) -> None:
+    """After a controller has lost its state, it gives numbers a second time."""
+    note(tmp_path, "running")
+    queue = Script(YES, Answer("yes", "RUNNING", comment="grpo_sweeps:bb"))
+    result = waited(tmp_path, queue)
+    assert result.state == "interrupted" and "ended without a word" in result.error
+
+
+def test_a_job_that_does_not_start_by_itself_is_mentioned_once(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    note(tmp_path, "queued")
+    held = Answer("yes", "PENDING", "job requeued in held state", comment="grpo_sweeps:aa")
+    waited(tmp_path, Script(YES, held, held, held, NO))
+    err = capfd.readouterr().err
+    assert err == ("still waiting: job 17_3 is held; scontrol release lets it start (job requeued in held state)\n")
 
 
 def test_a_forgotten_job_is_given_time_for_its_last_word(tmp_path: Path) -> None:
