@@ -143,7 +143,7 @@ def _record_difference(one: Any, other: Any) -> tuple[float, int]:
             if isinstance(b, np.ndarray | float):
                 largest = max(largest, float("inf") if a is None else _largest(a, b))
             else:
-                unequal += a != b
+                unequal += isinstance(a, np.ndarray) or a != b
     return largest, unequal
 
 

@@ -49,8 +49,7 @@ class MasterAdamW:
             FloatingPointError: if that norm is not finite; nothing has been updated then.
         """
         norm = float(self._grad_norm())
-        if not math.isfinite(norm):
-            raise FloatingPointError(f"the gradient's norm is {norm}: the run has diverged; lower trainer.lr")
+        require_finite(norm)
         if geometry is not None:
             geometry.gradient(p.grad for p in self.parameters if p.grad is not None)
         scale = 1.0
@@ -187,6 +186,12 @@ class MasterAdamW:
 
     def _grad_norm(self) -> Tensor:
         return _norm([p.grad for p in self.parameters if p.grad is not None])
+
+
+def require_finite(norm: float) -> None:
+    """Raise FloatingPointError where a gradient's norm is not finite."""
+    if not math.isfinite(norm):
+        raise FloatingPointError(f"the gradient's norm is {norm}: the run has diverged; lower trainer.lr")
 
 
 def _norm(tensors: Sequence[Tensor], dtype: torch.dtype = torch.float32) -> Tensor:

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from grpo_sweeps.engine.gram import LargeGroup, Measurement
+from grpo_sweeps.engine.optim import require_finite
 from grpo_sweeps.engine.rollouts import Rollout, same_as
 from grpo_sweeps.loop.scoring import micro_batches
 from grpo_sweeps.loop.setup import Setup, due, micro_batch_rows
@@ -41,9 +42,10 @@ class Block:
     def read(self, setup: Setup, sums: Tensor) -> list[Measured]:
         """What was measured, group by group, checked where it is to be; sums: (B,) log-probabilities of the rows.
 
-        Raises grpo_sweeps.engine.gram.GramCheckError.
+        Raises grpo_sweeps.engine.gram.GramCheckError, FloatingPointError where the gradient is not finite.
         """
         if self.checked:
+            require_finite(self.m.grad_sq_norm)  # no fault of the Gram
             self.m.check()
         m, by = self.m, setup.config.analysis.by
         sums_GR = sums.double().cpu().numpy().reshape(-1, setup.config.R)

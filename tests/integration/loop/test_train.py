@@ -226,3 +226,11 @@ def test_weights_that_are_no_longer_finite_are_not_kept(make_config: MakeConfig,
     with pytest.raises(FloatingPointError, match=r"the weights \S+ are not finite after step 1: the run has diverged"):
         train(config, tmp_path / "far", Watch(note=lambda sentence: None))
     assert not list((tmp_path / "far").glob("checkpoints/step_*"))
+
+
+def test_a_gradient_that_is_not_finite_is_named_and_no_fault_of_the_gram(
+    make_config: MakeConfig, tmp_path: Path
+) -> None:
+    config = make_config(trainer={"lr": 1e19, "steps": 4, "eval_every": 0, "max_grad_norm": 0.0})
+    with pytest.raises(FloatingPointError, match=r"the gradient's norm is (nan|inf): the run has diverged"):
+        train(config, tmp_path / "far", Watch(note=lambda sentence: None))
