@@ -18,6 +18,7 @@ from typing import Any
 from urllib.parse import urlsplit
 from urllib.request import getproxies, proxy_bypass
 
+from grpo_sweeps.tracking.mlflow_making import make
 from grpo_sweeps.tracking.provenance import redact
 from grpo_sweeps.tracking.tracker import TrackerError
 from grpo_sweeps.types import ConfigError
@@ -151,6 +152,8 @@ class Store:
                 f"mirror: {path} lies on {kind}, where SQLite is unsafe; set tracking.uri to a local file or a server."
             )
         with self._errors(opening=True):
+            if path is not None:
+                make(path)
             self.client = MlflowClient(tracking_uri=uri)
             self.experiment_id = self._experiment_id()
 
