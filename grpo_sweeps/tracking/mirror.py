@@ -28,6 +28,7 @@ from grpo_sweeps.tracking.tracker import (
     NotInstalled,
     Tracker,
     TrackerError,
+    beside_records,
     copied_by,
     load,
     prepared_by,
@@ -309,7 +310,7 @@ def sync(sweep_dir: Path, tracking: TrackingConfig, only: str | None = None, goi
         return follow(tracker, sweep_dir, only, sys.stdin)
     name = sweep_dir.name
     try:
-        copied = copied_by(tracker, sweep_dir, only, WAIT)
+        copied = copied_by(tracker, sweep_dir, only, WAIT, whole=True)
     except (TrackerError, OSError) as error:
         print(
             f"{name}: {redact(str(error))} The local record is whole; run this again when the store is there.",
@@ -323,6 +324,17 @@ def sync(sweep_dir: Path, tracking: TrackingConfig, only: str | None = None, goi
         print(sentence, file=sys.stderr)
     print(f"{name}: {copied.runs} runs, {copied.points} points and {copied.artifacts} files new -> {tracker.place}")
     return 1 if copied.problems or problems else 0
+
+
+def look_beside(runs_dir: Path, tracking: TrackingConfig, sweep: str | None, prune: bool) -> int:
+    """Say what the tracker holds of this folder's runs without a record here, or remove it; returns the exit code."""
+    try:
+        for sentence in beside_records(_loaded(tracking), runs_dir, sweep, prune, WAIT):
+            print(sentence)
+    except (TrackerError, OSError) as error:
+        print(f"{redact(str(error))} What is there beside the records is not known.", file=sys.stderr)
+        return 1
+    return 0
 
 
 def _loaded(tracking: TrackingConfig) -> Tracker:
