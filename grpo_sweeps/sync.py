@@ -1,4 +1,5 @@
-"""Copies the local records of a sweep to MLflow. Run again it sends only what is missing.
+"""Copies the local records of a sweep to MLflow. What is there already is compared with them: only what is missing or
+differs is sent, and runs there that have no record here any more are named.
 
 Before that, spectral values that an older version logged too small are recomputed from the recorded Grams of ended
 runs: metrics.jsonl gets further lines, and MLflow a run that replaces the old one, both marked (not with --follow).
@@ -38,6 +39,9 @@ class Arguments:
         None, "the experiment there", "NAME", unset="what the runs were configured with, else grpo_sweeps"
     )
     run: str | None = cli.key(None, "one run of the sweep", "IDENTITY", unset="all of them")
+    prune: bool = cli.key(
+        False, "delete there (restorably) the runs that were copied from folders that are no longer in runs_dir"
+    )
     follow: bool = cli.key(False, "go on copying every few seconds until standard input ends", flag=True)
     init: bool = cli.key(
         False,
@@ -64,6 +68,10 @@ def check(arguments: Arguments) -> None:
             raise ConfigError(f"{key}={name}: the name of one folder is allowed, not a path.")
     if arguments.run and not arguments.sweep:
         raise ConfigError(f"run={arguments.run} needs sweep=NAME beside it.")
+    if arguments.prune and (arguments.run or arguments.follow or arguments.init):
+        raise ConfigError(
+            "prune=true goes with a copy of whole sweeps: run=, --follow and --init are not allowed beside it."
+        )
     if arguments.init and (arguments.follow or arguments.sweep):
         raise ConfigError("--init copies nothing: only uri=URI and experiment=NAME are allowed beside it.")
 
@@ -77,9 +85,11 @@ def sweep_folders(arguments: Arguments) -> list[Path]:
         )
     present = sorted(p.name for p in runs_dir.iterdir() if any(p.glob("*/status.json")))
     if arguments.sweep is None:
-        if not present:
+        if not present and not arguments.prune:
             raise ConfigError(f"runs_dir={runs_dir}: it holds no runs.")
         return [runs_dir / name for name in present]
+    if arguments.sweep not in present and arguments.prune:
+        return []  # all that is left of it may be in MLflow
     if arguments.sweep not in present and not arguments.follow:  # a follower starts before its first run
         raise ConfigError(
             f"sweep={arguments.sweep}: no runs of it in {runs_dir}; there are {', '.join(present) or 'none'}."
@@ -103,10 +113,18 @@ def _copy(arguments: Arguments) -> int:
     named = (arguments.tracker, arguments.uri, arguments.experiment)
     if arguments.init:
         return mirror.prepare(mirror.settings(machine.value("tracking") or {}, *named))
-    return max(
-        mirror.sync(folder, mirror.settings(mirror.configured(folder), *named), arguments.run, arguments.follow)
-        for folder in sweep_folders(arguments)
-    )
+    goals = {folder: mirror.settings(mirror.configured(folder), *named) for folder in sweep_folders(arguments)}
+    codes = [mirror.sync(folder, goal, arguments.run, arguments.follow) for folder, goal in goals.items()]
+    if arguments.run or arguments.follow:
+        return max(codes)
+    if any(codes):  # what was not copied would look as if it were gone
+        if arguments.prune:
+            cli.say("prune=true: nothing is deleted while a run cannot be copied.")
+        return max(codes)
+    stores = list(goals.values()) or [mirror.settings(machine.value("tracking") or {}, *named)]
+    places = {(goal.kind, goal.uri, goal.experiment): goal for goal in stores}
+    runs_dir = Path(arguments.runs_dir)
+    return max(mirror.look_beside(runs_dir, goal, arguments.sweep, arguments.prune) for goal in places.values())
 
 
 if __name__ == "__main__":

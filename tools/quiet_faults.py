@@ -456,7 +456,7 @@ def _processes_in(folder: Path) -> int:
 def diverged(place: Place, bases: Bases) -> Seen:
     """A learning rate that ends in weights of 1e29: named."""
     lr = 10.0 ** place.rng.uniform(4, 32)
-    code, said = place.command(*place.sweep(f"trainer.lr={lr:.3g}", "analysis.update_every=0"))
+    code, _ = place.command(*place.sweep(f"trainer.lr={lr:.3g}", "analysis.update_every=0"))
     ends = [read_status(run) for run in place.runs]
     told = all("has diverged" in f"{one.error} {' '.join(one.notes)}" for one in ends)
     return Seen(told, note=f"lr={lr:.2g}, exit code {code}")

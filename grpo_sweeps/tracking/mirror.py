@@ -3,8 +3,9 @@
 `Follower` starts `python -m grpo_sweeps.sync sweep=NAME --follow` at low priority in its own session, so that neither
 a tracker's imports nor a slow server costs the training process anything, and Ctrl-C reaches only the training.
 The child ends after a last pass when its standard input closes, which also happens when its parent is killed, or when
-it has another parent: what a reward has forked may keep that input open. Nothing that goes wrong in it reaches the
-training: it prints a line into its log, and `python -m grpo_sweeps.sync` completes the copy later.
+it has another parent: what a reward has forked may keep that input open; at the latest LAST_PASS seconds later. Nothing
+that goes wrong in it reaches the training: it prints a line into its log, and `python -m grpo_sweeps.sync` completes
+the copy later.
 """
 
 from __future__ import annotations
@@ -15,7 +16,9 @@ import select
 import signal
 import subprocess
 import sys
+import threading
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, TextIO
 
@@ -28,6 +31,7 @@ from grpo_sweeps.tracking.tracker import (
     NotInstalled,
     Tracker,
     TrackerError,
+    beside_records,
     copied_by,
     load,
     prepared_by,
@@ -38,6 +42,7 @@ URI = "GRPO_SWEEPS_TRACKING_URI"  # tells a child the address, since every user 
 EVERY = 5.0  # seconds between passes
 EVERY_DOWN = 30.0  # after a pass that found no store
 WAIT = 60.0  # seconds that a launcher waits for the last pass
+LAST_PASS = 120.0  # seconds after the end of its input in which a follower is gone, done or not
 JOB_SIGNALS = (signal.SIGUSR1, signal.SIGUSR2, signal.SIGTERM)  # SIGCONT does nothing to a process that runs
 
 
@@ -93,8 +98,40 @@ def _is_follower() -> bool:
 def follow(tracker: Tracker, sweep_dir: Path, only: str | None, stdin: TextIO, every: float = EVERY) -> int:
     """Copy what is new every few seconds until `stdin` ends, then once more. Exit code 0 when all has been copied.
 
-    In a job, signals end it only in that last pass: `sync` completes what it then leaves undone.
+    In a job, signals end it only in that last pass: `sync` completes what it then leaves undone. The process ends
+    LAST_PASS seconds after its input at the latest, with exit code 1, whatever the store does.
     """
+    with _gone_after(stdin, LAST_PASS):
+        return _follow(tracker, sweep_dir, only, stdin, every)
+
+
+@contextlib.contextmanager
+def _gone_after(stdin: TextIO, seconds: float) -> Iterator[None]:
+    """End this process so many seconds after the end of `stdin`, if the block still runs then. A thread does it: the
+    driver of a database that hangs lets no signal through."""
+    done = threading.Event()
+
+    def watch() -> None:
+        while not done.is_set():
+            if _readable(stdin, 1.0):
+                break
+        if not done.wait(seconds):
+            print(
+                f"{time.strftime('%H:%M:%S')} mirror: not complete {seconds:.0f} s after the end, it is given up; "
+                f"python -m grpo_sweeps.sync completes the copy.",
+                flush=True,
+            )
+            os._exit(1)
+
+    thread = threading.Thread(target=watch, daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        done.set()
+
+
+def _follow(tracker: Tracker, sweep_dir: Path, only: str | None, stdin: TextIO, every: float) -> int:
     if deaf := _is_follower():
         _handle(signal.SIG_IGN)
     with contextlib.suppress(OSError):
@@ -127,10 +164,14 @@ def follow(tracker: Tracker, sweep_dir: Path, only: str | None, stdin: TextIO, e
 def _ended(stdin: TextIO, seconds: float) -> bool:
     """Wait, at most so long, for the end of the input or a line on it."""
     try:
-        ready, _, _ = select.select([stdin], [], [], seconds)
-        return bool(ready)
+        return _readable(stdin, seconds)
     except KeyboardInterrupt:
         return True
+
+
+def _readable(stdin: TextIO, seconds: float) -> bool:
+    ready, _, _ = select.select([stdin], [], [], seconds)
+    return bool(ready)
 
 
 def _last_change(folder: Path, log: Path) -> int:
@@ -310,7 +351,7 @@ def sync(sweep_dir: Path, tracking: TrackingConfig, only: str | None = None, goi
         return follow(tracker, sweep_dir, only, sys.stdin)
     name = sweep_dir.name
     try:
-        copied = copied_by(tracker, sweep_dir, only, WAIT)
+        copied = copied_by(tracker, sweep_dir, only, WAIT, whole=True)
     except (TrackerError, OSError) as error:
         print(
             f"{name}: {redact(str(error))} The local record is whole; run this again when the store is there.",
@@ -324,6 +365,17 @@ def sync(sweep_dir: Path, tracking: TrackingConfig, only: str | None = None, goi
         print(sentence, file=sys.stderr)
     print(f"{name}: {copied.runs} runs, {copied.points} points and {copied.artifacts} files new -> {tracker.place}")
     return 1 if copied.problems or problems else 0
+
+
+def look_beside(runs_dir: Path, tracking: TrackingConfig, sweep: str | None, prune: bool) -> int:
+    """Say what the tracker holds of this folder's runs without a record here, or remove it; returns the exit code."""
+    try:
+        for sentence in beside_records(_loaded(tracking), runs_dir, sweep, prune, WAIT):
+            print(sentence)
+    except (TrackerError, OSError) as error:
+        print(f"{redact(str(error))} What is there beside the records is not known.", file=sys.stderr)
+        return 1
+    return 0
 
 
 def _loaded(tracking: TrackingConfig) -> Tracker:

@@ -12,10 +12,15 @@ the same result keep their first timing in MLflow. Status is set last: FINISHED 
 mlflow.json in a run's (and a sweep's) folder notes what has been copied to which store:
 
     {"record": id,                     made once, before anything is created in MLflow, and kept as a tag there
+     "owner": "<sweep>[/<identity>]", "place": {...},
      "stores": {"<uri> <experiment>": {"run_id", "metrics_bytes", "metrics_sha256", "pending", ...}}}
 
 `record` is how a run is found again in MLflow when this file was not written in time (a kill between creating the run
-and noting its id) and why nobody else's run is ever touched. Removing the file makes the next copy a fresh one.
+and noting its id) and why nobody else's run is ever touched. Where the file is lost, the run is found by its place
+(`mlflow_place`), identity and first point. `owner` and `place` tell a copied folder, whose copy is one of its own, from
+a sweep that was renamed, whose runs in MLflow follow it.
+
+A copy by hand is `whole`: what the store has is compared with the record field by field, and not with the note.
 """
 
 from __future__ import annotations
@@ -26,7 +31,7 @@ import hashlib
 import json
 import tempfile
 import uuid
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any
@@ -34,15 +39,37 @@ from typing import Any
 import pyarrow.parquet as pq
 
 from grpo_sweeps.files import write_text
-from grpo_sweeps.tracking.lines import METRICS, RECOMPUTED, growing, is_timing, left_out, number_from_json, parse_lines
+from grpo_sweeps.tracking.lines import (
+    METRICS,
+    RECOMPUTED,
+    TAIL_BYTES,
+    GrowingFile,
+    growing,
+    is_timing,
+    left_out,
+    number_from_json,
+    parse_lines,
+)
 from grpo_sweeps.tracking.local import CONFIG, read_config, record_tables
-from grpo_sweeps.tracking.mlflow_store import PARAM_LIMIT, Point, Store, clean_key, stored_value
+from grpo_sweeps.tracking.mlflow_place import PLACE, read_place
+from grpo_sweeps.tracking.mlflow_store import (
+    PARAM_LIMIT,
+    REPLACED_BY,
+    TAG_LIMIT,
+    History,
+    Point,
+    Store,
+    Stored,
+    clean_key,
+    stored_value,
+)
 from grpo_sweeps.tracking.provenance import redact
 from grpo_sweeps.tracking.recompute import recomputed_note
 from grpo_sweeps.tracking.status import ENDED, RunStatus, copied, read_status
 from grpo_sweeps.tracking.tracker import Copied
 
 FILE_NAME = "mlflow.json"
+ONCE_TAGS = ("error", "stale", "slurm_job_id", "git_dirty", "grpo_sweeps.recomputed")  # that a run may lose again
 REPLACES = "grpo_sweeps.replaces"  # the run that the new one was made for
 RECOMPUTED_TAG = "grpo_sweeps.recomputed"
 STATUS = {
@@ -66,7 +93,22 @@ class StoreState:
     name: str | None = None
     params: dict[str, str] = field(default_factory=dict)
     tags: dict[str, str] = field(default_factory=dict)
-    artifacts: dict[str, dict[str, str]] = field(default_factory=dict)  # name -> {"source": signature, "sha256"}
+    artifacts: dict[str, dict[str, Any]] = field(
+        default_factory=dict
+    )  # name -> {"source": signature, "sha256", "bytes"}
+
+
+def key(uri: str, experiment: str) -> str:
+    """What a note calls a store."""
+    return f"{redact(uri)} {experiment}"
+
+
+def read_note(path: Path) -> dict[str, Any]:
+    """The content of a mlflow.json. Raises OSError, ValueError, KeyError or TypeError where it is none."""
+    content = json.loads(path.read_text(encoding="utf-8"))
+    if not isinstance(content["record"], str) or not isinstance(content["stores"], dict):
+        raise TypeError("it is no note of what was copied")
+    return content
 
 
 class CopyState:
@@ -74,7 +116,9 @@ class CopyState:
 
     def __init__(self, folder: Path, owner: str, uri: str, experiment: str) -> None:
         self.path = folder / FILE_NAME
-        self.key = f"{redact(uri)} {experiment}"
+        self.key = key(uri, experiment)
+        self.runs_dir = folder.parents[owner.count("/")]
+        self.place = read_place(self.runs_dir)
         self._content = self._read(owner)
         known = {f.name for f in fields(StoreState)}
         stored = self._content["stores"].get(self.key, {})
@@ -85,15 +129,21 @@ class CopyState:
         return self._content["record"]
 
     def _read(self, owner: str) -> dict[str, Any]:
+        place = self.place.tags() if self.place else None
         try:
-            content = json.loads(self.path.read_text(encoding="utf-8"))
-            if content["owner"] == owner and isinstance(content["record"], str) and isinstance(content["stores"], dict):
-                return content
+            content = read_note(self.path)
+            if content["owner"] == owner or self._renamed(content):
+                return content | {"owner": owner, "place": place}
         except FileNotFoundError:
             pass
         except (ValueError, KeyError, TypeError):
-            print(f"{self.path} is damaged: a fresh copy is made.", flush=True)
-        return {"record": uuid.uuid4().hex, "owner": owner, "stores": {}}
+            print(f"{self.path} is damaged: what was copied is looked up.", flush=True)
+        return {"record": uuid.uuid4().hex, "owner": owner, "place": place, "stores": {}}
+
+    def _renamed(self, content: dict[str, Any]) -> bool:
+        """True where the note was written here for a folder that is no longer there: this is that folder."""
+        here = self.place is not None and content.get("place") == self.place.tags()
+        return here and not (self.runs_dir / content["owner"]).exists()
 
     def save(self) -> None:
         """Write the file, atomically."""
@@ -106,27 +156,56 @@ def mlflow_status(status: RunStatus) -> str:
     return "KILLED" if status.stale() else STATUS[status.state]
 
 
-def copy_run(store: Store, run_dir: Path, status: RunStatus, parent_id: str, verify: bool = True) -> Copied:
-    """Bring one run's copy up to date. `verify`: ask the store whether it still has the run."""
+def copy_run(
+    store: Store, run_dir: Path, status: RunStatus, parent_id: str, verify: bool = True, whole: bool = False
+) -> Copied:
+    """Bring one run's copy up to date. verify: ask the store whether it still has the run; whole: and what of it."""
     state = CopyState(run_dir, f"{status.sweep}/{status.identity}", store.uri, store.experiment)
     copied = Copied(runs=1)
-    tags = _run_tags(status, state.record, parent_id)
-    if not _locate(store, state, verify):
+    tags = _run_tags(status, state, parent_id)
+    over = status.ended or status.heartbeat
+    if not _locate(store, state, verify, {"grpo_sweeps.kind": "run", "identity": status.identity}):
         _create(store, state, status, tags)
+    elif whole:
+        _recall(store, state, tags, over)
     copied.points = _copy_metrics(store, state, run_dir, status, tags)
-    run_id, noted = _known(state)
+    run_id, _ = _known(state)
     _copy_params(store, state, run_id, run_dir)
-    gone = {k: "" for k, v in noted.tags.items() if v and k not in tags}  # an error that a later attempt does not have
+    _copy_tags(store, state, tags)
+    copied.artifacts = _copy_artifacts(store, state, run_id, run_dir, status)
+    _set_name_and_status(store, state, status.name or status.identity, mlflow_status(status), over)
+    return copied
+
+
+def _copy_tags(store: Store, state: CopyState, tags: dict[str, str]) -> None:
+    """Send the tags that are new or other; those that a later attempt does not have (an error) become empty."""
+    run_id, noted = _known(state)
+    gone = {k: "" for k, v in noted.tags.items() if v and k not in tags}
     changed = {k: v for k, v in tags.items() if noted.tags.get(k) != v} | gone
     if changed:
         store.set_tags(run_id, changed)
         noted.tags |= changed
         state.save()
-    copied.artifacts = _copy_artifacts(store, state, run_id, run_dir, status)
-    _set_name_and_status(
-        store, state, status.name or status.identity, mlflow_status(status), status.ended or status.heartbeat
-    )
-    return copied
+
+
+def _recall(store: Store, state: CopyState, tags: Mapping[str, str], over: float | None) -> None:
+    """Put what the store has in the place of what was noted, so that what it lacks or has otherwise is sent again."""
+    run_id, noted = _known(state)
+    there = store.read(run_id)
+    ours = {*tags, *noted.tags, *ONCE_TAGS}
+    noted.pending, noted.params, noted.name = True, {}, there.name
+    noted.tags = {k: v for k, v in there.tags.items() if k in ours and k != "mlflow.runName"}
+    ended_then = there.ended is None or over is None or round(over * 1000) == round(there.ended * 1000)
+    noted.status = there.status if ended_then else None
+    noted.artifacts = {name: known for name, known in noted.artifacts.items() if _is_there(name, known, there)}
+
+
+def _is_there(name: str, known: Mapping[str, Any], there: Stored) -> bool:
+    """Whether an artifact is in the store as it was sent: by its size, and its digest where it is on this machine."""
+    if there.files.get(name) != known.get("bytes"):
+        return False
+    path = None if there.folder is None else there.folder / name
+    return path is None or (path.is_file() and hashlib.sha256(path.read_bytes()).hexdigest() == known["sha256"])
 
 
 def ended(status: RunStatus) -> bool:
@@ -145,27 +224,38 @@ def difference(store: Store, run_dir: Path, status: RunStatus) -> str:
         return f"(run {run_id}) is no longer there; {later}"
     path = run_dir / METRICS
     points, there = _points(path.read_bytes() if path.exists() else b"", path), store.history(run_id)
-    lost = sum((clean_key(name), step) not in there for name, _, _, step in points)
+    lost = sum(_place(point) not in there for point in points)
     if names := _contradicting(points, there, ended=True):
         return f"(run {run_id}) has other values than the record ({', '.join(names[:5])}); {later}"
     return f"(run {run_id}) lacks {lost} of {len(points)} points; {later}" if lost else ""
 
 
-def copy_parent(store: Store, sweep_dir: Path, statuses: Sequence[RunStatus], verify: bool = True) -> str:
-    """Make or find the sweep's parent run; returns its id."""
+def copy_parent(
+    store: Store, sweep_dir: Path, statuses: Sequence[RunStatus], verify: bool = True, whole: bool = False
+) -> str:
+    """Make or find the sweep's parent run; returns its id. `whole`: compare all of it with what the runs say."""
     sweep = sweep_dir.name
     state = CopyState(sweep_dir, sweep, store.uri, store.experiment)
     first = min(statuses, key=lambda s: s.started or float("inf"))
-    tags = {
+    of_the_sweep = {
         "grpo_sweeps.record": state.record,
         "grpo_sweeps.kind": "sweep",
         "grpo_sweeps.sweep": sweep,
+        **(state.place.tags() if state.place else {}),
+    }
+    tags = of_the_sweep | {
         "mlflow.user": _user(),
-        "command": redact(first.command),
+        "command": redact(first.command)[:TAG_LIMIT],
         "git_commit": first.commit or "",
     }
-    if not _locate(store, state, verify):
+    if not _locate(store, state, verify, {"grpo_sweeps.kind": "sweep"}):
         _create(store, state, replace(first, name=sweep), tags)
+    elif whole:
+        _recall(store, state, tags, max(s.ended or s.heartbeat for s in statuses))
+        state.save()  # `finish_parent` reads it again
+        _copy_tags(store, state, tags)
+    else:  # a job that copies one run knows only that one's command
+        _copy_tags(store, state, _known(state)[1].tags | of_the_sweep)
     return _known(state)[0]
 
 
@@ -183,16 +273,40 @@ def _known(state: CopyState) -> tuple[str, StoreState]:
     return state.store.run_id, state.store
 
 
-def _locate(store: Store, state: CopyState, verify: bool) -> bool:
-    """True when there is a run to go on with; looks it up by tag when the note has no id or the store lost the run."""
+def _locate(store: Store, state: CopyState, verify: bool, known_by: dict[str, str]) -> bool:
+    """True when there is a run to go on with; looks it up by tag when the note has no id or the store lost the run.
+
+    known_by: the tags, beside the place, of the run that it must be where the note itself was lost.
+    """
     run_id = state.store.run_id
     if run_id is not None and (not verify or store.active(run_id)):
         return True
-    found = store.find("grpo_sweeps.record", state.record)
+    found = store.find("grpo_sweeps.record", state.record) or _of_a_lost_note(store, state, known_by)
     # Nothing is known of what the store has: `pending` has the metrics compared, and the rest is sent again.
     state.store = StoreState(run_id=found, pending=True)
     state.save()  # the record's id is on disk before a run carries it
     return found is not None
+
+
+def _of_a_lost_note(store: Store, state: CopyState, known_by: dict[str, str]) -> str | None:
+    """The run in MLflow that was made from this folder before its note was lost; None where there is none."""
+    if state.place is None or any("'" in value for value in known_by.values()):
+        return None
+    folder = state.path.parent
+    sweep = folder.name if known_by["grpo_sweeps.kind"] == "sweep" else folder.parent.name
+    for run_id, _, tags in store.find_all({PLACE: state.place.id, **known_by}):
+        here = state.place.made(tags) and tags.get("grpo_sweeps.sweep") == sweep and not tags.get(REPLACED_BY)
+        if here and (known_by["grpo_sweeps.kind"] == "sweep" or _has_first_point(store, run_id, folder)):
+            return run_id
+    return None
+
+
+def _has_first_point(store: Store, run_id: str, run_dir: Path) -> bool:
+    """Whether a run in the store begins as the record does, to the millisecond: it is of this run, and of no run that
+    was in the folder before."""
+    record = growing(run_dir / METRICS)
+    first = _points(record.bytes(0)[: 1 + record.bytes(0).find(b"\n")], run_dir / METRICS) if record.size else []
+    return bool(first) and (first[0][3], first[0][2]) in store.moments(run_id, first[0][0])
 
 
 def _create(store: Store, state: CopyState, status: RunStatus, tags: dict[str, str]) -> None:
@@ -202,13 +316,14 @@ def _create(store: Store, state: CopyState, status: RunStatus, tags: dict[str, s
     state.save()
 
 
-def _run_tags(status: RunStatus, record: str, parent_id: str) -> dict[str, str]:
+def _run_tags(status: RunStatus, state: CopyState, parent_id: str) -> dict[str, str]:
     tags = {
         "mlflow.parentRunId": parent_id,
         "mlflow.user": _user(),
-        "grpo_sweeps.record": record,
+        "grpo_sweeps.record": state.record,
         "grpo_sweeps.kind": "run",
         "grpo_sweeps.sweep": status.sweep,
+        **(state.place.tags() if state.place else {}),
         "identity": status.identity,
         "git_commit": status.commit or "",
         "git_dirty": "" if status.dirty is None else str(status.dirty).lower(),
@@ -221,7 +336,7 @@ def _run_tags(status: RunStatus, record: str, parent_id: str) -> dict[str, str]:
         "mlflow.source.git.commit": status.commit or "",
     }
     tags |= {f"version.{name}": version for name, version in status.versions.items()}
-    return {key: value for key, value in tags.items() if value}
+    return {key: value[:TAG_LIMIT] for key, value in tags.items() if value}
 
 
 def _user() -> str:
@@ -236,22 +351,23 @@ def _copy_metrics(store: Store, state: CopyState, run_dir: Path, status: RunStat
     run_id, noted = _known(state)
     copied = noted.metrics_bytes
     rewritten = copied and not record.starts_with(copied, noted.metrics_sha256)
-    if noted.pending or rewritten or (copied and _corrects(record.bytes(copied))):
+    added = None if noted.pending or rewritten else _added(record, copied, run_dir / METRICS)
+    if added is None:
         points = _points(record.bytes(0), run_dir / METRICS)
         there = store.history(run_id)
-        names = _contradicting(points, there, ended=status.state in ENDED or status.stale())
+        names = _contradicting(points, there, ended(status))
         if names:
             _replace(store, state, status, tags, _why(names, tags))
             return _copy_metrics(store, state, run_dir, status, tags)
-        missing = [p for p in points if (clean_key(p[0]), p[3]) not in there]
-        here = {(clean_key(p[0]), p[3]) for p in points}
+        missing = [p for p in points if _place(p) not in there]
+        here = {_place(p) for p in points}
         verified = all(
             point in here for point in there
         )  # else the run went back and has not come here again: look again
     else:
         if copied == record.size:
             return 0
-        missing, verified = _points(record.bytes(copied), run_dir / METRICS), True
+        missing, verified = added, True
     if missing:
         noted.pending = True
         state.save()
@@ -263,40 +379,84 @@ def _copy_metrics(store: Store, state: CopyState, run_dir: Path, status: RunStat
     return len(missing)
 
 
+def _added(record: GrowingFile, copied: int, path: Path) -> list[Point] | None:
+    """The points of the lines behind `copied` bytes. None where they say something else of a step that was copied (a
+    correction): then all must be compared.
+
+    A step may have several lines (an evaluation and the update after it) that share names, and not all of them need
+    be written when the first is copied.
+    """
+    points = _points(record.bytes(copied), path)
+    if not copied or not points:
+        return points
+    sent = {_place(p): p for p in _points(_lines_from(record, copied, min(step for *_, step in points)), path)}
+    known = [(p, sent[_place(p)]) for p in points if _place(p) in sent]
+    if any(not _same(new[1], old[1]) and not is_timing(new[0]) for new, old in known):
+        return None
+    return [p for p in points if _place(p) not in sent]
+
+
+def _lines_from(record: GrowingFile, end: int, step: int) -> bytes:
+    """The last lines before byte `end`, as many as may belong to `step` or a later one."""
+    span = TAIL_BYTES
+    while True:
+        lines = record.bytes(max(0, end - span), end)
+        if span >= end:
+            return lines
+        lines = lines[lines.find(b"\n") + 1 :]
+        contents, _ = parse_lines(lines.splitlines())
+        first = next(
+            (content for content in contents if RECOMPUTED not in content), None
+        )  # corrections are in no order
+        if first is not None and first["step"] < step:
+            return lines
+        span *= 2
+
+
 @functools.cache
 def _say_once(sentence: str) -> None:
     print(sentence, flush=True)
 
 
 def _points(lines: bytes, path: Path) -> list[Point]:
-    """One point per name and step, the last value, at the time its line was written. Damaged lines are left out."""
+    """One point per name, as MLflow takes it, and step: the last value, at the time its line was written. Damaged lines
+    are left out."""
     points: dict[tuple[str, int], Point] = {}
     contents, faults = parse_lines(lines.splitlines())
     for content in contents:
         step, moment = content.pop("step"), round(content.pop("time") * 1000)
         for name, value in content.items():
-            points[name, step] = (name, stored_value(number_from_json(value)), moment, step)
+            points[clean_key(name), step] = (name, stored_value(number_from_json(value)), moment, step)
     if faults:
         _say_once(left_out(path, faults))
     return list(points.values())
 
 
-def _corrects(lines: bytes) -> bool:
-    """True when a line of correction is among them."""
-    return f'"{RECOMPUTED}"'.encode() in lines
+def _place(point: Point) -> tuple[str, int]:
+    """Where MLflow holds a point: name and step."""
+    return clean_key(point[0]), point[3]
 
 
-def _contradicting(points: Sequence[Point], there: dict[tuple[str, int], list[float]], ended: bool) -> list[str]:
-    """The metrics, sorted and without timings, of which the store holds a value that the record does not."""
-    here = {(clean_key(name), step): value for name, value, _, step in points}
+def _same(one: float, other: float) -> bool:
+    return one == other or (one != one and other != other)
+
+
+def _contradicting(points: Sequence[Point], there: History, ended: bool) -> list[str]:
+    """The metrics, sorted, of which the store holds a value that the record does not, or one point twice.
+
+    A timing counts where it says when it was taken: of a step that ran twice the store may hold the first.
+    """
+    here = {_place(point): point for point in points}
     names = set()
-    for (name, step), values in there.items():
-        if (name, step) not in here:
+    for (name, step), stored in there.items():
+        if len(stored) > 1:
+            names.add(name)
+        elif (name, step) not in here:
             if ended:
                 names.add(name)
-        elif not is_timing(name):
-            value = here[name, step]
-            if any(v != value and not (v != v and value != value) for v in values):
+        else:
+            _, value, moment, _ = here[name, step]
+            if any(not _same(v, value) and (t == moment or not is_timing(name)) for v, t in stored):
                 names.add(name)
     return sorted(names)
 
@@ -321,7 +481,7 @@ def _replace(store: Store, state: CopyState, status: RunStatus, tags: dict[str, 
     else:
         known = StoreState(run_id=new, pending=True)
     print(f"{status.sweep}/{status.identity}: run {new} replaces MLflow's run {old}: {why}.", flush=True)
-    store.set_tags(old, {"grpo_sweeps.replaced_by": new, "grpo_sweeps.replaced_because": why})
+    store.set_tags(old, {REPLACED_BY: new, "grpo_sweeps.replaced_because": why})
     store.delete(old)
     state.store = known
     state.save()
@@ -365,7 +525,7 @@ def _copy_artifacts(store: Store, state: CopyState, run_id: str, run_dir: Path, 
             if noted.get("sha256") != digest:
                 store.upload(run_id, path)
                 sent += 1
-            state.store.artifacts[name] = {"source": signature, "sha256": digest}
+            state.store.artifacts[name] = {"source": signature, "sha256": digest, "bytes": path.stat().st_size}
             state.save()
     return sent
 

@@ -13,21 +13,28 @@ import os
 import re
 import socket
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
-from urllib.parse import urlsplit
+from urllib.parse import unquote, urlsplit
 from urllib.request import getproxies, proxy_bypass
 
+from grpo_sweeps.tracking.mlflow_deadline import Late, deadline
+from grpo_sweeps.tracking.mlflow_making import make
 from grpo_sweeps.tracking.provenance import redact
 from grpo_sweeps.tracking.tracker import TrackerError
 from grpo_sweeps.types import ConfigError
 
-TIMEOUT = 10  # seconds that a request to a server may take
+TIMEOUT = 10  # seconds that a server may be silent
+DEADLINE = 30.0  # seconds that one request may take in all, with its second try: a server that drips never is silent
+SLOWEST = 100_000  # bytes a second that an upload may go down to
 METRICS_PER_BATCH = 1000
 ENTRIES_PER_BATCH = 100  # parameters, tags
 PARAM_LIMIT = 6000  # characters
 TAG_LIMIT = 5000
 KEY_LIMIT = 250
+PAGE = 1000  # runs of one answer
+REPLACED_BY = "grpo_sweeps.replaced_by"  # the tag of a run that another one stands for
 LARGEST = 1.7976931348623157e308  # MLflow's infinity
 
 DATABASES = ("sqlite", "postgresql", "mysql", "mssql")
@@ -48,6 +55,20 @@ NETWORK_FILE_SYSTEMS = frozenset(
 _BAD_KEY = re.compile(r"[^\w\-. /:]")
 
 Point = tuple[str, float, int, int]  # name, value, time in milliseconds, step
+History = dict[tuple[str, int], list[tuple[float, int]]]  # (name, step): value and time of each point there
+
+
+@dataclass(frozen=True)
+class Stored:
+    """What a store has of one run: ended in seconds, the artifacts of its top folder with their sizes in bytes, and
+    that folder where it is one of this machine."""
+
+    name: str
+    status: str
+    ended: float | None
+    tags: dict[str, str]
+    files: dict[str, int]
+    folder: Path | None
 
 
 class StoreError(TrackerError):
@@ -134,8 +155,9 @@ def import_mlflow(uri: str) -> None:
 class Store:
     """An experiment of an MLflow store. Raises StoreError when it cannot be reached, RefusedError when it says no."""
 
-    def __init__(self, uri: str, experiment: str) -> None:
-        self.uri, self.experiment = uri, experiment
+    def __init__(self, uri: str, experiment: str, restore: bool = False) -> None:
+        """restore: an experiment that was deleted in MLflow is restored, which without it is a StoreError."""
+        self.uri, self.experiment, self._restore = uri, experiment, restore
         _probe(uri)
         _check_database_file(uri)
         import_mlflow(uri)
@@ -151,6 +173,8 @@ class Store:
                 f"mirror: {path} lies on {kind}, where SQLite is unsafe; set tracking.uri to a local file or a server."
             )
         with self._errors(opening=True):
+            if path is not None:
+                make(path)
             self.client = MlflowClient(tracking_uri=uri)
             self.experiment_id = self._experiment_id()
 
@@ -170,19 +194,50 @@ class Store:
                 found = self.client.get_experiment_by_name(self.experiment)
                 assert found is not None
         if found.lifecycle_stage != "active":
+            if self._restore:
+                self._restored(found.experiment_id)
+                return found.experiment_id
             raise StoreError(
                 f"experiment {self.experiment!r} is deleted in {redact(self.uri)}: restore it "
-                f"(mlflow experiments restore -x {found.experiment_id}) or set tracking.experiment to another name."
+                f"(python -m grpo_sweeps.sync, or mlflow experiments restore -x {found.experiment_id}) or set "
+                f"tracking.experiment to another name."
             )
         return found.experiment_id
 
+    def _restored(self, experiment_id: str) -> None:
+        """Restore the experiment. MLflow brings all its runs back, so those that others replaced are deleted again."""
+        self.client.restore_experiment(experiment_id)
+        print(f"experiment {self.experiment!r} was deleted in {redact(self.uri)} and is restored.", flush=True)
+        for run in self._search([experiment_id], f"tags.`{REPLACED_BY}` != ''"):
+            self.client.delete_run(run.info.run_id)
+
+    def _search(self, experiment_ids: Sequence[str], condition: str) -> list[Any]:
+        """MLflow's runs, not deleted, that meet a condition in its language; all of them, page by page."""
+        found: list[Any] = []
+        token = None
+        while True:
+            with self._errors():
+                page = self.client.search_runs(
+                    list(experiment_ids), condition, self._active, max_results=PAGE, page_token=token
+                )
+            found += page
+            if not (token := page.token):
+                return found
+
     @contextlib.contextmanager
-    def _errors(self, opening: bool = False) -> Iterator[None]:
+    def _errors(self, opening: bool = False, seconds: float | None = None) -> Iterator[None]:
+        """Tell errors apart, and end a request to a server after DEADLINE (or `seconds`)."""
         import requests
         from mlflow.exceptions import MlflowException
 
+        limit = (DEADLINE if seconds is None else seconds) if self.uri.startswith(("http://", "https://")) else None
         try:
-            yield
+            with deadline(limit):
+                yield
+        except StoreError:
+            raise
+        except Late as error:
+            raise StoreError(f"{redact(self.uri)} has not answered a request in {limit:g} s.") from error
         except MlflowException as error:
             line = redact(str(error).strip().splitlines()[0][:300])
             if opening or line.startswith("API request to") or error.error_code == "TEMPORARILY_UNAVAILABLE":
@@ -199,12 +254,31 @@ class Store:
             raise StoreError(f"{redact(self.uri)} cannot be used: {line}") from error  # locked, gone, read-only
 
     def find(self, tag: str, value: str) -> str | None:
-        """The id of the run, not deleted, whose tag has this value."""
+        """The id of the run, not deleted and not replaced, whose tag has this value."""
+        found = self.find_all({tag: value})
+        return next((run_id for run_id, _, tags in found if not tags.get(REPLACED_BY)), None)
+
+    def find_all(self, tags: Mapping[str, str]) -> list[tuple[str, str, dict[str, str]]]:
+        """(id, name, tags) of the runs, not deleted, whose tags have these values (which hold no quotation mark)."""
+        condition = " and ".join(f"tags.`{key}` = '{value}'" for key, value in tags.items())
+        found = self._search([self.experiment_id], condition)
+        return [(run.info.run_id, run.info.run_name, dict(run.data.tags)) for run in found]
+
+    def read(self, run_id: str) -> Stored:
+        """What the store has of a run beside its points."""
         with self._errors():
-            found = self.client.search_runs(
-                [self.experiment_id], f"tags.`{tag}` = '{value}'", self._active, max_results=1
-            )
-        return found[0].info.run_id if found else None
+            run = self.client.get_run(run_id)
+        with self._errors():
+            files = {file.path: file.file_size for file in self.client.list_artifacts(run_id) if not file.is_dir}
+        ended = None if run.info.end_time is None else run.info.end_time / 1000
+        uri = str(run.info.artifact_uri)
+        folder = Path(unquote(urlsplit(uri).path)) if uri.startswith("file://") else None
+        return Stored(run.info.run_name, run.info.status, ended, dict(run.data.tags), files, folder)
+
+    def moments(self, run_id: str, name: str) -> set[tuple[int, int]]:
+        """(step, time in milliseconds) of the points of one metric."""
+        with self._errors():
+            return {(m.step, m.timestamp) for m in self.client.get_metric_history(run_id, clean_key(name))}
 
     def active(self, run_id: str) -> bool:
         """True when the store still has this run."""
@@ -252,13 +326,16 @@ class Store:
             with self._errors():
                 self.client.log_batch(run_id, metrics=batch)
 
-    def history(self, run_id: str) -> dict[tuple[str, int], list[float]]:
-        """Every metric point that the store has: the values of each (name, step)."""
-        out: dict[tuple[str, int], list[float]] = {}
+    def history(self, run_id: str) -> History:
+        """Every metric point that the store has."""
+        out: History = {}
         with self._errors():
-            for key in self.client.get_run(run_id).data.metrics:
-                for metric in self.client.get_metric_history(run_id, key):
-                    out.setdefault((key, metric.step), []).append(metric.value)
+            keys = list(self.client.get_run(run_id).data.metrics)
+        for key in keys:
+            with self._errors():
+                metrics = self.client.get_metric_history(run_id, key)
+            for metric in metrics:
+                out.setdefault((key, metric.step), []).append((metric.value, metric.timestamp))
         return out
 
     def params(self, run_id: str) -> dict[str, str]:
@@ -286,7 +363,7 @@ class Store:
 
     def upload(self, run_id: str, path: Path) -> None:
         """Send one artifact to the run's top folder, named like the file; one of the same name is replaced."""
-        with self._errors():
+        with self._errors(seconds=DEADLINE + path.stat().st_size / SLOWEST):
             self.client.log_artifact(run_id, str(path))
 
 

@@ -7,12 +7,14 @@ from __future__ import annotations
 
 import contextlib
 import importlib.util
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from grpo_sweeps.config import TrackingConfig
 from grpo_sweeps.tracking.locks import locked
+from grpo_sweeps.tracking.mlflow_place import make_place
 from grpo_sweeps.tracking.mlflow_store import (
     RefusedError,
     Store,
@@ -53,6 +55,25 @@ class MLflowTracker:
         copied = mirror.copy(wait)
         return None if copied is None else replace(copied, problems=tuple(mirror.problems))
 
+    def complete(self, sweep_dir: Path, only: str | None = None, wait: float = 0.0) -> Copied | None:
+        """As `copy`, after comparing all that the store has with the records; a deleted experiment is restored."""
+        mirror = Mirror(sweep_dir, self.uri, self.experiment, only, whole=True)
+        copied = mirror.copy(wait)
+        return None if copied is None else replace(copied, problems=tuple(mirror.problems))
+
+    def beside(self, runs_dir: Path, sweep: str | None = None, prune: bool = False, wait: float = 0.0) -> list[str]:
+        """The runs of the experiment that were copied from `runs_dir` and whose folder is no longer there, one
+        sentence in all. sweep: of this one, and of those that are no longer there.
+
+        prune: delete them, in MLflow's sense. Raises StoreError when the store cannot be reached or is in use.
+        """
+        from grpo_sweeps.tracking import mlflow_beside
+
+        with _only_writer(self.uri, wait) as mine:
+            if not mine:
+                raise StoreError(f"{self.place}: another process has been writing to it for {wait:.0f} s.")
+            return mlflow_beside.beside(Store(self.uri, self.experiment), runs_dir, sweep, prune)
+
     def compare(self, sweep_dir: Path, only: str | None = None) -> list[tuple[str, str]]:
         """(run, sentence) for each run of which something was copied here and whose copy is not as its record.
 
@@ -74,8 +95,10 @@ class MLflowTracker:
 class Mirror:
     """Copies one sweep (or one run of it) to one store, pass by pass; remembers what has not changed."""
 
-    def __init__(self, sweep_dir: Path, uri: str, experiment: str, only: str | None = None) -> None:
-        self.sweep_dir, self.uri, self.experiment, self.only = sweep_dir, uri, experiment, only
+    def __init__(
+        self, sweep_dir: Path, uri: str, experiment: str, only: str | None = None, whole: bool = False
+    ) -> None:
+        self.sweep_dir, self.uri, self.experiment, self.only, self.whole = sweep_dir, uri, experiment, only, whole
         self._store: Store | None = None
         self._seen: dict[Path, Any] = {}
         self.problems: list[str] = []
@@ -87,11 +110,8 @@ class Mirror:
         cannot be reached.
         """
         with contextlib.ExitStack() as locks:
-            path = sqlite_path(self.uri)
-            if path is not None:  # one writer at a time, and one that initialises the file
-                path.parent.mkdir(parents=True, exist_ok=True)
-                if not locks.enter_context(locked(path.with_name(path.name + ".lock"), wait)):
-                    return None
+            if not locks.enter_context(_only_writer(self.uri, wait)):
+                return None
             if self.only is None and not locks.enter_context(locked(self.sweep_dir / LOCK_NAME, wait)):
                 return None
             try:
@@ -113,18 +133,20 @@ class Mirror:
         if not todo:
             return total
         if self._store is None:
-            self._store = Store(self.uri, self.experiment)
+            self._store = Store(self.uri, self.experiment, restore=self.whole)
+        make_place(self.sweep_dir.parent)
         parent_lock = self.sweep_dir / (LOCK_NAME + ".parent")  # jobs that mirror one run each share the parent
         statuses = [status for _, status in runs]
+        whole = self.whole and self.only is None
         with locked(parent_lock, 30.0):
-            parent_id = copying.copy_parent(self._store, self.sweep_dir, statuses, verify=not self._seen)
+            parent_id = copying.copy_parent(self._store, self.sweep_dir, statuses, not self._seen, whole)
         for folder, status in todo:
             verify = folder not in self._seen
             self._seen.pop(folder, None)
             try:
                 with locked(folder / LOCK_NAME, wait) as mine:
                     if mine:
-                        total.add(copying.copy_run(self._store, folder, status, parent_id, verify))
+                        total.add(copying.copy_run(self._store, folder, status, parent_id, verify, self.whole))
                         self._seen[folder] = looks[folder]
             except (RefusedError, OSError, ValueError) as error:
                 self.problems.append(f"{folder}: {redact(' '.join(str(error).split()))}")
@@ -146,12 +168,23 @@ def prepare_store(uri: str, experiment: str, wait: float = 60.0) -> None:
     path = sqlite_path(uri)
     if path is not None:
         import_mlflow(uri)  # before the lock, or the last process waits for the imports of all others
-    with contextlib.ExitStack() as locks:
-        if path is not None:
-            path.parent.mkdir(parents=True, exist_ok=True)
-            if not locks.enter_context(locked(path.with_name(path.name + ".lock"), wait)):
-                raise StoreError(f"{redact(uri)}: another process has been writing to it for {wait:.0f} s.")
+    with _only_writer(uri, wait) as mine:
+        if not mine:
+            raise StoreError(f"{redact(uri)}: another process has been writing to it for {wait:.0f} s.")
         Store(uri, experiment)
+
+
+@contextlib.contextmanager
+def _only_writer(uri: str, wait: float) -> Iterator[bool]:
+    """Hold an SQLite store: one process at a time writes to it, and makes it. Yields False when another one holds it
+    for longer than `wait` seconds; a server or another database takes many."""
+    path = sqlite_path(uri)
+    if path is None:
+        yield True
+        return
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with locked(path.with_name(path.name + ".lock"), wait) as mine:
+        yield mine
 
 
 def _has_metrics(folder: Path) -> bool:

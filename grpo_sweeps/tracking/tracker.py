@@ -64,7 +64,9 @@ class Tracker(Protocol):
     cannot use, and NotInstalled where a package is missing; the runs then go on with the local record alone.
 
     It may also have `compare(sweep_dir, only)`, which `python -m grpo_sweeps.verify` calls: (run, sentence) for each
-    run whose copy is not as its record.
+    run whose copy is not as its record. `complete`, with the arguments of `copy`, is called in its place by
+    `python -m grpo_sweeps.sync`: it trusts no note of what was copied and mends what differs. `beside(runs_dir, sweep,
+    prune, wait)` returns sentences about copies whose records are gone, and removes them with prune=True.
 
     Attributes:
         name: what the place is called in sentences ("MLflow").
@@ -146,14 +148,15 @@ def prepared_by(tracker: Tracker) -> None:
         raise _fault(tracker, "prepare", error) from error
 
 
-def copied_by(tracker: Tracker, sweep_dir: Path, only: str | None, wait: float) -> Copied | None:
-    """What `tracker.copy` returns. A fault in a tracker of the user's own is one sentence, and its copy is tried again.
+def copied_by(tracker: Tracker, sweep_dir: Path, only: str | None, wait: float, whole: bool = False) -> Copied | None:
+    """What `tracker.copy` returns; with whole, `tracker.complete` where it has that. A fault in a tracker of the user's
+    own is one sentence, and its copy is tried again.
 
     Raises:
         TrackerError, OSError: as `Tracker.copy`; the first also for any other error of a tracker outside the package.
     """
     try:
-        copied = tracker.copy(sweep_dir, only, wait)
+        copied = (getattr(tracker, "complete", tracker.copy) if whole else tracker.copy)(sweep_dir, only, wait)
     except (TrackerError, OSError, ConfigError):
         raise
     except Exception as error:
@@ -163,6 +166,28 @@ def copied_by(tracker: Tracker, sweep_dir: Path, only: str | None, wait: float) 
     if copied is not None and not isinstance(copied, Copied):
         raise TrackerError(f"{tracker.name}: copy returned {copied!r}; a Copied or None is needed.")
     return copied
+
+
+def beside_records(tracker: Tracker, runs_dir: Path, sweep: str | None, prune: bool, wait: float) -> list[str]:
+    """What `tracker.beside` returns; nothing where it has no such method.
+
+    Raises:
+        TrackerError, OSError: as `copied_by`.
+        ConfigError: for prune where it has no such method.
+    """
+    look = getattr(tracker, "beside", None)
+    if look is None:
+        if prune:
+            raise ConfigError(f"prune=true: {tracker.name} has no beside(...), which would remove what is left there")
+        return []
+    try:
+        return list(look(runs_dir, sweep, prune, wait))
+    except (TrackerError, OSError, ConfigError):
+        raise
+    except Exception as error:
+        if _ours(tracker):
+            raise
+        raise _fault(tracker, "beside", error) from error
 
 
 def _ours(tracker: Tracker) -> bool:

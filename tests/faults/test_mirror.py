@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import shutil
 import signal
 import socket
+import socketserver
 import sqlite3
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -18,7 +21,9 @@ import pytest
 from grpo_sweeps import sync
 from grpo_sweeps.config import TrackingConfig
 from grpo_sweeps.tracking import mirror as mirroring
+from grpo_sweeps.tracking import mlflow_store
 from grpo_sweeps.tracking.mirror import Follower, initialise
+from grpo_sweeps.tracking.mlflow_deadline import Late, deadline
 from grpo_sweeps.tracking.mlflow_store import Store, StoreError
 from grpo_sweeps.tracking.mlflow_tracker import Mirror
 from grpo_sweeps.tracking.status import process_lives
@@ -99,6 +104,86 @@ def test_a_hung_server_holds_the_end_of_a_job_for_seconds(
     assert follower._child is not None
     follower._child.kill()
     follower._child.wait()
+
+
+@pytest.fixture
+def dripping_server() -> Iterator[str]:
+    """Answers every request with one byte every twentieth of a second: it is never silent for long."""
+
+    class Drips(socketserver.StreamRequestHandler):
+        def handle(self) -> None:
+            self.rfile.readline()
+            self.wfile.write(b"HTTP/1.1 200 OK\r\nContent-Type: application/json\r\nContent-Length: 100000\r\n\r\n")
+            with contextlib.suppress(OSError):
+                while not ended.wait(0.05):
+                    self.wfile.write(b" ")
+                    self.wfile.flush()
+
+    ended = threading.Event()
+    with socketserver.ThreadingTCPServer(("127.0.0.1", 0), Drips) as serving:
+        threading.Thread(target=serving.serve_forever, args=(0.05,), daemon=True).start()
+        yield f"http://127.0.0.1:{serving.server_address[1]}"
+        ended.set()
+        serving.shutdown()
+
+
+def test_a_server_that_drips_is_given_up_at_a_deadline(
+    place: Path, dripping_server: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(mlflow_store, "DEADLINE", 0.4)
+    write_run(place / "runs" / "study" / "2", steps=2)
+    before = signal.getsignal(signal.SIGALRM)
+    began = time.monotonic()
+    with pytest.raises(StoreError, match="has not answered a request in"):
+        Mirror(place / "runs" / "study", dripping_server, "grpo_sweeps").copy()
+    assert time.monotonic() - began < 5
+    assert signal.getsignal(signal.SIGALRM) is before and signal.getitimer(signal.ITIMER_REAL) == (0.0, 0.0)
+
+
+def test_a_deadline_leaves_an_outer_timer_running() -> None:
+    with contextlib.ExitStack() as stack:
+        stack.enter_context(pytest.raises(Late))
+        stack.enter_context(deadline(0.2))
+        with deadline(30.0):
+            pass
+        time.sleep(0.5)
+
+
+HANGING = """
+import sys, time, pathlib
+from grpo_sweeps.tracking import mirror
+class Hangs:
+    name, place, shared = "a place", "nowhere", True
+    def copy(self, *words):
+        print("copying", flush=True)
+        time.sleep(600)
+mirror.LAST_PASS = 0.5
+sys.exit(mirror.follow(Hangs(), pathlib.Path("."), None, sys.stdin, every=0.01))
+"""
+
+
+@pytest.mark.parametrize("how", ["its input ends", "it is told to end"])
+def test_a_follower_is_gone_soon_after_its_run_whatever_the_store_does(tmp_path: Path, how: str) -> None:
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    child = subprocess.Popen(
+        [sys.executable, "-c", HANGING], cwd=tmp_path, env=environment, stdin=subprocess.PIPE, stdout=subprocess.PIPE
+    )
+    assert child.stdin is not None and child.stdout is not None
+    try:
+        assert child.stdout.readline() == b"copying\n"
+        began = time.monotonic()
+        if how == "it is told to end":
+            child.stdin.write(b"end\n")
+            child.stdin.flush()
+        else:
+            child.stdin.close()
+        assert child.wait(10) == 1 and time.monotonic() - began < 3
+        assert b"it is given up; python -m grpo_sweeps.sync completes the copy." in child.stdout.read()
+    finally:
+        child.kill()
+        child.wait()
+        child.stdout.close()
+        child.stdin.close()
 
 
 def test_a_copy_that_gets_on_is_waited_for(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:

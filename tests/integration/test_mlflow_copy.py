@@ -158,25 +158,37 @@ def test_a_second_copy_changes_nothing(place: Path) -> None:
 
 
 @pytest.mark.parametrize("lost", ["all notes", "the runs' notes of what was sent"])
-def test_with_the_notes_lost_the_runs_are_found_again_or_made_afresh(place: Path, lost: str) -> None:
+def test_with_the_notes_lost_the_runs_are_found_again(place: Path, lost: str) -> None:
     runs = place / "runs" / "study"
     make_run(runs, "0")
     copy(place)
-    before = contents(uri(place))
+
+    def without_record() -> dict[str, Any]:
+        """The id of the record is made anew where its note is lost; files are sent again."""
+        out = {}
+        for run_id, run in contents(uri(place)).items():
+            tags = {k: v for k, v in run["tags"].items() if k != "grpo_sweeps.record" or lost != "all notes"}
+            out[run_id] = run | {"tags": tags, "files": {name: data for name, (_, data) in run["files"].items()}}
+        return out
+
+    before = without_record()
     for path in place.rglob("mlflow.json"):
         if lost == "all notes":
             path.unlink()
         else:
             path.write_text(json.dumps({**json.loads(path.read_text()), "stores": {}}))
     copy(place)
-    after = contents(uri(place))
-    if lost == "all notes":
-        assert len(after) == 4 and all(repr(after[i]) == repr(r) for i, r in before.items())
-    else:
-        stamps = {i: r | {"files": {k: v for k, (_, v) in r["files"].items()}} for i, r in after.items()}
-        assert stamps.keys() == before.keys()
-        for run_id, run in before.items():
-            assert repr(stamps[run_id]) == repr(run | {"files": {k: v for k, (_, v) in run["files"].items()}})
+    assert repr(without_record()) == repr(before)
+
+
+def test_a_run_made_again_in_the_folder_of_a_deleted_one_is_another_run(place: Path) -> None:
+    run = make_run(place / "runs" / "study", "0")
+    copy(place)
+    shutil.rmtree(run)
+    time.sleep(0.002)  # another millisecond: the time of a point in MLflow
+    make_run(place / "runs" / "study", "0")
+    copy(place)
+    assert len(contents(uri(place))) == 3
 
 
 class Killed(BaseException):
@@ -363,6 +375,61 @@ def test_a_copied_sweep_folder_is_another_sweep(place: Path) -> None:
     copy(place, "twin")
     after = contents(uri(place))
     assert len(after) == 4 and all(repr(after[i]) == repr(r) for i, r in before.items())
+
+
+def doubled(run: dict[str, Any]) -> dict[str, list[int]]:
+    """The steps that stand in the store more than once, by metric."""
+    steps = {key: [step for step, _, _ in history] for key, history in run["history"].items()}
+    return {
+        key: sorted({s for s in found if found.count(s) > 1})
+        for key, found in steps.items()
+        if len(set(found)) < len(found)
+    }
+
+
+def test_an_evaluation_and_the_step_after_it_share_a_point_though_copied_apart(place: Path) -> None:
+    """Both lines of a step say how many rollouts came before; a pass between them must not send that twice."""
+    run = make_run(place / "runs" / "study", "0", "running", steps=0, ended=None)
+    mirror = Mirror(run.parent, uri(place), "grpo_sweeps")
+    with LocalRecord(run) as record:
+        for step in range(3):
+            record.log_metrics(step, {"eval/reward": 0.5, "rollouts": 8.0 * step})
+            assert mirror.copy() is not None
+            record.log_metrics(step, {"reward": 0.1, "rollouts": 8.0 * step, "step_time": 1.0})
+            assert Mirror(run.parent, uri(place), "grpo_sweeps").copy() is not None  # another follower
+    found = child(uri(place), "0")
+    assert doubled(found) == {} and points(found, "rollouts") == [(0, 0.0), (1, 8.0), (2, 16.0)]
+    assert points(found) == [(0, 0.1), (1, 0.1), (2, 0.1)] and len(contents(uri(place), deleted=True)) == 2
+
+
+def test_the_lines_of_a_step_are_found_before_corrections_and_beyond_a_tail(
+    place: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from grpo_sweeps.tracking import mlflow_copy
+
+    monkeypatch.setattr(mlflow_copy, "TAIL_BYTES", 64)
+    run = make_run(place / "runs" / "study", "0", "running", ended=None)
+    mirror = Mirror(run.parent, uri(place), "grpo_sweeps")
+    with LocalRecord(run) as record:
+        record.log_metrics(3, {"eval/reward": 0.5, "rollouts": 24.0})
+        record.log_metrics(0, {"spectral/recomputed": 1.0})
+        mirror.copy()
+        record.log_metrics(3, {"reward": 0.1, "rollouts": 24.0})
+        mirror.copy()
+    found = child(uri(place), "0")
+    assert doubled(found) == {} and points(found, "rollouts") == [(3, 24.0)] and len(points(found)) == 4
+
+
+@pytest.mark.parametrize("state", ["finished", "running"])
+def test_a_point_that_stands_twice_in_the_store_is_mended_by_hand(place: Path, state: str) -> None:
+    make_run(place / "runs" / "study", "0", state)
+    copy(place)
+    store = Store(uri(place), "grpo_sweeps")
+    (run_id,) = [i for i, r in contents(uri(place)).items() if r["tags"].get("identity") == "0"]
+    store.log_points(run_id, [("reward", 0.1, 1, 1)])
+    assert doubled(child(uri(place), "0")) == {"reward": [1]}
+    assert sync.main(["sweep=study", f"uri={uri(place)}", "experiment=grpo_sweeps"]) == 0
+    assert doubled(child(uri(place), "0")) == {} and len(points(child(uri(place), "0"))) == 3
 
 
 def test_a_damaged_run_stops_no_other(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
