@@ -12,15 +12,19 @@ from __future__ import annotations
 
 import io
 import json
+import math
 import os
 import random
 import shutil
 import signal
+import sqlite3
+import subprocess
 import sys
 import tempfile
 import time
 import traceback
 from collections.abc import Callable, Sequence
+from contextlib import closing, suppress
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
@@ -31,6 +35,7 @@ sys.path.insert(1, str(Path(__file__).resolve().parents[1]))
 import torch  # noqa: F401  # loaded once for all forks
 import transformers  # noqa: F401
 from fault_check import Difference, compare
+from fault_trials import ROOT, mounted
 
 from grpo_sweeps import run as run_entry
 from grpo_sweeps import sync as sync_entry
@@ -38,6 +43,8 @@ from grpo_sweeps import verify as verify_entry
 from grpo_sweeps.models import tiny_path
 from grpo_sweeps.report.read.query import load_sweep
 from grpo_sweeps.report.tables.pooled import table1
+from grpo_sweeps.tracking.lines import parse_lines
+from grpo_sweeps.tracking.mlflow_store import LARGEST
 from grpo_sweeps.tracking.status import read_status
 
 ENTRIES = {"run": run_entry.main, "sync": sync_entry.main, "verify": verify_entry.main}
@@ -166,7 +173,7 @@ class Place:
                 os.chdir(self.folder)
                 sys.dont_write_bytecode = True  # an edit within a second that keeps the size would not be seen
                 sys.path.insert(0, str(self.folder))
-                os.environ["PYTHONPATH"] = os.pathsep.join([str(self.folder), str(Path(__file__).resolve().parents[1])])
+                os.environ["PYTHONPATH"] = os.pathsep.join([str(self.folder), str(ROOT)])
                 code = ENTRIES[entry](list(words))
             except BaseException as error:
                 print(f"{type(error).__name__}: {error}", file=sys.stderr)
@@ -433,7 +440,7 @@ def hung(place: Place, bases: Bases) -> Seen:
     (place.folder / "hang").unlink()
     text = (place.folder / "out").read_text(errors="replace")
     time.sleep(0.3)
-    left = _processes_in(place.folder)
+    left = len(_processes_in(place.folder))
     place.pause(0.0)
     again, _ = place.command(*words, "redo=failed")
     noticed = code == 1 and "did not return within 1 s" in text
@@ -442,14 +449,13 @@ def hung(place: Place, bases: Bases) -> Seen:
     )
 
 
-def _processes_in(folder: Path) -> int:
+def _processes_in(folder: Path) -> list[int]:
     """Processes whose working directory is the trial's."""
-    found = 0
+    found = []
     for process in Path("/proc").glob("[0-9]*"):
-        try:
-            found += Path(os.readlink(process / "cwd")) == folder and (process / "cmdline").read_bytes() != b""
-        except OSError:  # it has ended meanwhile, or is another user's
-            continue
+        with suppress(OSError):  # it has ended meanwhile, or is another user's
+            if Path(os.readlink(process / "cwd")) == folder and (process / "cmdline").read_bytes():
+                found.append(int(process.name))
     return found
 
 
@@ -462,6 +468,151 @@ def diverged(place: Place, bases: Bases) -> Seen:
     return Seen(told, note=f"lr={lr:.2g}, exit code {code}")
 
 
+SMALL = "small"  # the folder of a file system that is soon full
+
+
+def _stored(place: Place, uri: str = "sqlite:///mlflow.db") -> Seen:
+    """MLflow against the records after a sync: points that are lost, there twice or of another value, parameters and
+    states that differ, runs too many. Read by a process of its own."""
+    code, said = place.command(f"uri={uri}", "experiment=grpo_sweeps", "prune=true", entry="sync")
+    told, counts = place.command(uri, entry="stored")
+    if told:
+        return Seen(None, false=1, note=f"sync {code}: {counts[-300:]}")
+    lost, doubled, false = json.loads(counts.strip().splitlines()[-1])
+    return Seen(None, lost, doubled, false + (code != 0), f"sync {code}{': ' + said[-150:] if code else ''}")
+
+
+def stored(words: list[str]) -> int:
+    """Print what MLflow has too little, twice and wrong, as a JSON list of three numbers."""
+    import mlflow
+    import yaml
+
+    from grpo_sweeps.tracking.mlflow_copy import flatten
+
+    client = mlflow.MlflowClient(words[0])
+    experiment = client.get_experiment_by_name("grpo_sweeps")
+    found = client.search_runs([experiment.experiment_id]) if experiment else []
+    children = {run.data.tags["identity"]: run for run in found if run.data.tags["grpo_sweeps.kind"] == "run"}
+    folders = {path.parent.name: path.parent for path in Path("runs").glob("[!.]*/[!.]*/status.json")}
+    sweeps = {folder.parent.name for folder in folders.values()}
+    lost = doubled = 0
+    false = abs(len(found) - len(folders) - len(sweeps)) + len(children.keys() ^ folders.keys())
+    for name, folder in folders.items():
+        here, run = _points_recorded(folder), children.get(name)
+        if run is None:
+            lost += len(here)
+            continue
+        points = [point for key in run.data.metrics for point in client.get_metric_history(run.info.run_id, key)]
+        there = {(point.key, point.step): repr(point.value) for point in points}
+        lost += len(here.keys() - there.keys())
+        doubled += len(points) - len(there)
+        false += len(there.keys() - here.keys()) + sum(there[at] != here[at] for at in here.keys() & there.keys())
+        config = yaml.safe_load((folder / "config.yaml").read_text())
+        false += run.data.params != {key: value[:6000] for key, value in flatten(config).items()}
+        false += run.info.status != "FINISHED"
+    print(json.dumps([lost, doubled, false]))
+    return 0
+
+
+def _points_recorded(run_dir: Path) -> dict[tuple[str, int], str]:
+    """{(metric, step): value} of a record's lines; MLflow knows no infinity, and keeps the largest number for it."""
+    lines, _ = parse_lines((run_dir / "metrics.jsonl").read_bytes().splitlines())
+    values = {(key, line["step"]): float(v) for line in lines for key, v in line.items() if key not in ("step", "time")}
+    return {at: repr(math.copysign(LARGEST, v) if math.isinf(v) else v) for at, v in values.items()}
+
+
+ENTRIES["stored"] = stored
+
+
+def _kill_all(place: Place) -> None:
+    """SIGKILL for every process of the trial, the one that copies too."""
+    for process in _processes_in(place.folder):
+        with suppress(ProcessLookupError):
+            os.kill(process, signal.SIGKILL)
+
+
+def mlflow_killed(place: Place, bases: Bases) -> Seen:
+    """All processes are killed within the first seconds of a new store: it is whole in the end."""
+    child = place.start(*place.sweep(tracking="mlflow"))
+    delay = place.rng.uniform(0.5, 9.0)
+    time.sleep(delay)
+    size = (place.folder / "mlflow.db").stat().st_size if (place.folder / "mlflow.db").exists() else 0
+    _kill_all(place)
+    place.wait(child)
+    place.command(*place.sweep(tracking="mlflow"))
+    seen = _stored(place)
+    seen.note = f"after {delay:.1f} s, the store of {size / 1e3:.0f} kB; {seen.note}"
+    return seen
+
+
+def mlflow_disk(place: Place, bases: Bases) -> Seen:
+    """The disk of a new store is full in its first seconds: it is whole in the end."""
+    left, uri = place.rng.randrange(0, 800_000), f"sqlite:///{SMALL}/mlflow.db"
+    mount = mounted(place.folder / SMALL)
+    if reason := next(mount):
+        return Seen(None, note=f"skipped: {reason}")
+    try:
+        filler = place.folder / SMALL / "filler"
+        filler.write_bytes(bytes(96 * 2**20 - 65536 - left))
+        place.command(*place.sweep(f"tracking.uri={uri}", tracking="mlflow"))
+        filler.unlink()
+        seen = _stored(place, uri)
+    finally:
+        next(mount, None)
+    seen.note = f"{left / 1e3:.0f} kB were left; {seen.note}"
+    return seen
+
+
+def mlflow_changed(place: Place, bases: Bases) -> Seen:
+    """Points are lost or changed, a run is deleted there or here, or the sweep is renamed: a sync makes them equal."""
+    place.command(*place.sweep(tracking="mlflow"))
+    what = place.rng.choice(["points lost", "value changed", "parameter lost", "run deleted here", "sweep renamed"])
+    with closing(sqlite3.connect(place.folder / "mlflow.db")) as database, database:
+        run = place.rng.choice([row[0] for row in database.execute(
+            "SELECT run_uuid FROM tags WHERE key = 'grpo_sweeps.kind' AND value = 'run'")])  # fmt: skip
+        if what == "points lost":
+            database.execute("DELETE FROM metrics WHERE run_uuid = ? AND step = ?", (run, place.rng.randrange(STEPS)))
+        elif what == "value changed":
+            database.execute("UPDATE metrics SET value = 9 WHERE run_uuid = ? AND key = 'reward' AND step = 1", (run,))
+        elif what == "parameter lost":
+            database.execute("DELETE FROM params WHERE run_uuid = ? AND key = 'trainer.lr'", (run,))
+    if what == "run deleted here":
+        shutil.rmtree(place.any_run())
+    elif what == "sweep renamed":
+        place.sweep_dir.rename(place.sweep_dir.with_name("renamed"))
+    seen = _stored(place)
+    seen.note = f"{what}; {seen.note}"
+    return seen
+
+
+def package_changed(place: Place, bases: Bases) -> Seen:
+    """The package's own code is another: an unfinished run is refused, a finished one skipped with a line; a comment is
+    nothing."""
+    state, package = bases.either(place), place.folder / "package"
+    for name in ("grpo_sweeps", "hydra_plugins", "conf"):
+        shutil.copytree(ROOT / name, package / name, ignore=shutil.ignore_patterns("__pycache__"))
+    words, before = place.sweep(), place.records()
+    comment = package / "grpo_sweeps" / "loop" / "train.py"
+    comment.write_text(f"# {place.rng.random()}\n{comment.read_text()}")
+    quiet = _by_another(place, package, *words, "dry_run=true")
+    file = package / "grpo_sweeps" / "estimators" / place.rng.choice(["group.py", "batch.py", "aggregation.py"])
+    file.write_text(f"{file.read_text()}\n\nANOTHER = {place.rng.random()}\n")
+    code, said = _by_another(place, package, *words)
+    noticed = "other code of the package" in said and code == (0 if state == "finished" else 1)
+    alarm = "other code" in quiet[1]
+    touched = not before.items() <= place.records().items()  # a run that had not begun is begun by the other code
+    code, _ = place.command(*words)
+    return _whole(place, bases, noticed, f"{state}, {file.name}", alarm + touched + (code != 0))
+
+
+def _by_another(place: Place, package: Path, *words: str) -> tuple[int, str]:
+    """The command in an interpreter of its own, with another copy of the package."""
+    env = {**os.environ, "PYTHONPATH": f"{package}{os.pathsep}{place.folder}"}
+    done = subprocess.run([sys.executable, "-m", "grpo_sweeps.run", *words], cwd=place.folder, env=env,
+                          capture_output=True, text=True, check=False, timeout=LONGEST_S)  # fmt: skip
+    return done.returncode, done.stdout + done.stderr
+
+
 KINDS: dict[str, Kind] = {
     "reward": changed("own_words.py", _replaced("2", "3")),
     "estimator": changed("own.py", _replaced("rewards.mean(1)", "0.5 * rewards.mean(1)")),
@@ -470,7 +621,8 @@ KINDS: dict[str, Kind] = {
     "weights": changed("model/model.safetensors", _flipped),
     "copied run": copied, "record gone": record_gone, "segment damaged": damaged_segment, "status gone": status_gone,
     "forked helper": forked, "working directory": moved, "alarm cleared": alarm_cleared, "reward hangs": hung,
-    "divergence": diverged,
+    "divergence": diverged, "package code": package_changed, "MLflow killed": mlflow_killed,
+    "MLflow's disk": mlflow_disk, "MLflow changed": mlflow_changed,
 }  # fmt: skip
 
 

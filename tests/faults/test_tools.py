@@ -5,15 +5,19 @@ from __future__ import annotations
 import json
 import os
 import shutil
+import sqlite3
 import subprocess
 import sys
+from contextlib import closing
 from pathlib import Path
 
 import pytest
 
+from grpo_sweeps import sync
 from grpo_sweeps.tracking.local import LocalRecord, read_groups, read_metrics
 from grpo_sweeps.tracking.status import RunStatus, write_status
 from grpo_sweeps.types import EvalRecord
+from tests.integration.test_mlflow_copy import make_run
 
 pytestmark = pytest.mark.integration
 
@@ -104,3 +108,36 @@ def test_a_bad_word_is_one_sentence_and_exit_code_2(tmp_path: Path, name: str) -
     done = tool(name, "colour=red", cwd=tmp_path)
     assert done.returncode == 2 and done.stderr.count("\n") == 1
     assert tool(name, "--help", cwd=tmp_path).returncode == 0
+
+
+def test_what_changes_quietly_is_noticed_and_costs_nothing(tmp_path: Path) -> None:
+    words = ("faults=reward,copied run,forked helper,reward hangs", "times=1", "json=found.json")
+    done = tool("quiet_faults.py", *words, f"where={tmp_path / 'trials'}", cwd=tmp_path)
+    assert done.returncode == 0, done.stdout + done.stderr
+    found = json.loads((tmp_path / "found.json").read_text())
+    assert [seen["noticed"] for (seen,) in found.values()] == [True, True, None, True]
+    assert all(seen[kind] == 0 for (seen,) in found.values() for kind in ("lost", "doubled", "false"))
+    assert "| reward | 1 | 1 of 1 | 0 | 0 | 0 |" in done.stdout
+
+
+def test_what_mlflow_lacks_holds_twice_or_has_wrong_is_counted(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.syspath_prepend(str(ROOT / "tools"))
+    monkeypatch.chdir(tmp_path)
+    import quiet_faults
+
+    make_run(tmp_path / "runs" / "study", "0", error=None)
+    uri = "sqlite:///mlflow.db"
+
+    def counted() -> list[int]:
+        capsys.readouterr()
+        assert quiet_faults.stored([uri]) == 0
+        return json.loads(capsys.readouterr().out)
+
+    assert sync.main([f"uri={uri}", "experiment=grpo_sweeps"]) == 0 and counted() == [0, 0, 0]
+    with closing(sqlite3.connect("mlflow.db")) as database, database:
+        database.execute("DELETE FROM metrics WHERE key = 'reward' AND step = 1")
+        database.execute("UPDATE metrics SET value = 9 WHERE key = 'reward' AND step = 0")
+        database.execute("DELETE FROM params WHERE key = 'R'")
+    assert counted() == [1, 0, 2]
