@@ -121,6 +121,7 @@ class Place:
     folder: Path
     seed: int
     rng: random.Random = field(init=False)
+    before: Callable[[Place], None] | None = None  # called in each command's process
 
     def __post_init__(self) -> None:
         self.rng = random.Random(self.seed)
@@ -174,6 +175,8 @@ class Place:
                 sys.dont_write_bytecode = True  # an edit within a second that keeps the size would not be seen
                 sys.path.insert(0, str(self.folder))
                 os.environ["PYTHONPATH"] = os.pathsep.join([str(self.folder), str(ROOT)])
+                if self.before is not None:
+                    self.before(self)
                 code = ENTRIES[entry](list(words))
             except BaseException as error:
                 print(f"{type(error).__name__}: {error}", file=sys.stderr)
@@ -605,6 +608,44 @@ def package_changed(place: Place, bases: Bases) -> Seen:
     return _whole(place, bases, noticed, f"{state}, {file.name}", alarm + touched + (code != 0))
 
 
+def at_once(place: Place, bases: Bases) -> Seen:
+    """Twelve of the same command at once, one of them killed: every run is made once."""
+    place.pause(0.002)
+    children = [place.start(*place.sweep()) for _ in range(12)]
+    time.sleep(place.rng.uniform(0.2, 3.0))
+    os.kill(place.rng.choice(children), signal.SIGKILL)
+    codes = sorted(place.wait(child) for child in children)
+    place.pause(0.0)
+    code, _ = place.command(*place.sweep())
+    return _whole(place, bases, None, f"exit codes {codes}, then {code}", code != 0)
+
+
+def late_renames(place: Place, bases: Bases) -> Seen:
+    """Every rename takes a while, as on a network file system, while the same command comes again and again and the
+    first is killed."""
+
+    def late(place_of: Place) -> None:
+        for name in ("rename", "replace"):
+            real = getattr(os, name)
+
+            def slow(*args: object, real: Callable[..., None] = real, **named: object) -> None:
+                time.sleep(place_of.rng.uniform(0, 0.05))
+                real(*args, **named)
+
+            setattr(os, name, slow)
+
+    place.before = late
+    place.pause(0.002)
+    first = place.start(*place.sweep())
+    place.until(first, place.rng.randrange(1, STEPS))
+    second, _ = place.command(*place.sweep())
+    os.kill(first, signal.SIGKILL)
+    place.wait(first)
+    place.pause(0.0)
+    code, _ = place.command(*place.sweep())
+    return _whole(place, bases, None, f"beside it {second}, then {code}", code != 0)
+
+
 def _by_another(place: Place, package: Path, *words: str) -> tuple[int, str]:
     """The command in an interpreter of its own, with another copy of the package."""
     env = {**os.environ, "PYTHONPATH": f"{package}{os.pathsep}{place.folder}"}
@@ -623,6 +664,7 @@ KINDS: dict[str, Kind] = {
     "forked helper": forked, "working directory": moved, "alarm cleared": alarm_cleared, "reward hangs": hung,
     "divergence": diverged, "package code": package_changed, "MLflow killed": mlflow_killed,
     "MLflow's disk": mlflow_disk, "MLflow changed": mlflow_changed,
+    "twelve at once": at_once, "late renames": late_renames,
 }  # fmt: skip
 
 
