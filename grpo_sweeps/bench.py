@@ -15,6 +15,7 @@ from typing import Any, TypeVar
 from grpo_sweeps import cli
 from grpo_sweeps.benchmarks.options import OPTIONS
 from grpo_sweeps.cli import say
+from grpo_sweeps.text import show
 
 C = TypeVar("C")
 PROGRAM = "python -m grpo_sweeps.bench"
@@ -37,7 +38,8 @@ def main(argv: Sequence[str] | None = None) -> int:
 def _bench(name: str, words: list[str]) -> int:
     command: cli.Command[Any] = _command(OPTIONS[name], name)
     if words == ["help"]:
-        print("\n".join(f"{key.typed}={cli.written(key.default)}" for key in command.keys))
+        for key in command.keys:
+            show(f"{key.typed}={cli.written(key.default)}")
         return 0
 
     def work(options: Any) -> int:

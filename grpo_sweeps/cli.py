@@ -23,6 +23,8 @@ from typing import Any, Generic, NoReturn, ParamSpec, TypeVar, get_args, get_ori
 
 from grpo_sweeps import __version__, machine
 from grpo_sweeps.paths import why_no_path
+from grpo_sweeps.redaction import redact
+from grpo_sweeps.text import plain, show
 from grpo_sweeps.types import ConfigError
 
 VERSION = f"grpo_sweeps {__version__}"
@@ -39,8 +41,8 @@ P = ParamSpec("P")
 
 
 def say(text: str) -> None:
-    """Print one plain line, without the control characters that an error message may carry."""
-    print(plain(text), file=sys.stderr, flush=True)
+    """Print one plain line on the standard error, without the secrets that an error message may carry."""
+    show(redact(text), sys.stderr)
 
 
 class Progress:
@@ -53,11 +55,6 @@ class Progress:
         if (now := time.monotonic()) >= self._next:
             self._next = now + self._every_s
             say(sentence)
-
-
-def plain(text: str) -> str:
-    """The text on one line, without control characters."""
-    return "".join(char if char.isprintable() else " " for char in text)
 
 
 def aligned(rows: Sequence[Sequence[str]]) -> list[str]:

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from grpo_sweeps import cli
+from grpo_sweeps.text import show
 from grpo_sweeps.types import ConfigError
 
 DTYPES = ("bfloat16", "float16", "float32")
@@ -40,7 +41,7 @@ def _convert(options: Options) -> int:
     from grpo_sweeps.engine.policy import save_plain
 
     save_plain(ModelConfig(name=folder.name, path=options.model_path, dtype=options.dtype), folder)
-    print(folder)
+    show(str(folder))
     return 0
 
 

@@ -24,8 +24,10 @@ def fsync_directory(directory: Path) -> None:
         os.close(descriptor)
 
 
-def write_with(path: Path, write: Callable[[BinaryIO], object]) -> None:
+def write_with(path: Path, write: Callable[[BinaryIO], object], private: bool = False) -> None:
     """Call `write(file)` on a temporary file beside `path`, then put it in place of `path` in one step.
+
+    private: its owner alone may read it (mode 600); others may as the umask allows.
 
     When `write` raises, `path` is untouched and the temporary file is removed.
     """
@@ -36,7 +38,8 @@ def write_with(path: Path, write: Callable[[BinaryIO], object]) -> None:
             write(file)
             file.flush()
             os.fsync(file.fileno())
-        os.chmod(name, 0o666 & ~_umask())
+        if not private:
+            os.chmod(name, 0o666 & ~_umask())
         os.replace(name, path)
     except BaseException:
         Path(name).unlink(missing_ok=True)
@@ -44,14 +47,14 @@ def write_with(path: Path, write: Callable[[BinaryIO], object]) -> None:
     fsync_directory(path.parent)
 
 
-def write_bytes(path: Path, data: bytes) -> None:
-    """Replace the content of `path` atomically."""
-    write_with(path, lambda file: file.write(data))
+def write_bytes(path: Path, data: bytes, private: bool = False) -> None:
+    """Replace the content of `path` atomically; private: see `write_with`."""
+    write_with(path, lambda file: file.write(data), private)
 
 
-def write_text(path: Path, text: str) -> None:
-    """Replace the content of `path` atomically, as UTF-8."""
-    write_bytes(path, text.encode("utf-8"))
+def write_text(path: Path, text: str, private: bool = False) -> None:
+    """Replace the content of `path` atomically, as UTF-8; private: see `write_with`."""
+    write_bytes(path, text.encode("utf-8"), private)
 
 
 def _read_umask() -> int:

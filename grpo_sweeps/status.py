@@ -15,8 +15,9 @@ from pathlib import Path
 from typing import Any
 
 from grpo_sweeps import cli
-from grpo_sweeps.cli import aligned, plain, say
+from grpo_sweeps.cli import aligned, say
 from grpo_sweeps.sweep.overview import Row, collect
+from grpo_sweeps.text import plain, show
 from grpo_sweeps.tracking.symptoms import DIVERGENCE
 from grpo_sweeps.types import ConfigError
 
@@ -126,11 +127,11 @@ def _reasons(rows: Sequence[Row]) -> list[str]:
 def _print_plain(rows: Sequence[Row]) -> None:
     for sweep in sorted({row.sweep for row in rows}):
         own = [row for row in rows if row.sweep == sweep]
-        print(f"sweep {sweep}: {_summary(own)}")
+        show(f"sweep {sweep}: {_summary(own)}")
         for line in [*aligned([HEADER, *(_cells(row) for row in own)]), *_reasons(own)]:
-            print(f"  {line}")
+            show(f"  {line}")
     if not rows:
-        print(_summary(rows))
+        show(_summary(rows))
 
 
 def _print_rich(rows: Sequence[Row]) -> None:
@@ -147,7 +148,7 @@ def _tables(rows: Sequence[Row]) -> list[Any]:
     parts: list[Any] = []
     for sweep in sorted({row.sweep for row in rows}):
         own = [row for row in rows if row.sweep == sweep]
-        table = Table(title=f"sweep {sweep}: {_summary(own)}", title_justify="left")
+        table = Table(title=Text(plain(f"sweep {sweep}: {_summary(own)}")), title_justify="left")
         for name in HEADER:
             table.add_column(name, overflow="fold")
         for row in own:

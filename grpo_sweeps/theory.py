@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from grpo_sweeps import cli
+from grpo_sweeps.text import show
 from grpo_sweeps.types import ConfigError
 
 
@@ -42,8 +43,8 @@ def _theory(options: TheoryOptions, words: list[str]) -> int:
     except OSError as error:
         raise ConfigError(str(error)) from error
     for claim in claims:
-        print(f"{claim.id:4} {claim.judgement}")
-    print(f"{options.out}/index.html")
+        show(f"{claim.id:4} {claim.judgement}")
+    show(f"{options.out}/index.html")
     return 0
 
 

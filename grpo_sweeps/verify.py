@@ -17,10 +17,11 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from grpo_sweeps import cli
-from grpo_sweeps.cli import aligned, count, plain, say
+from grpo_sweeps.cli import aligned, count, say
 from grpo_sweeps.config import RunConfig
 from grpo_sweeps.paths import sweep_folder, sweep_names
 from grpo_sweeps.sweep.identity import identity
+from grpo_sweeps.text import plain, show
 from grpo_sweeps.tracking.glance import Finding
 from grpo_sweeps.types import ConfigError
 
@@ -75,14 +76,14 @@ def _print(found: dict[str, list[Finding]], runs: int) -> None:
         if not own:
             continue
         damaged = len({one.run for one in own})
-        print(f"sweep {name}: {count(len(own), 'finding')} in {count(damaged)}")
+        show(f"sweep {name}: {count(len(own), 'finding')} in {count(damaged)}")
         rows = [HEADER, *((one.run, one.what, one.expected, one.found, f"{one.what} {one.text}") for one in own)]
         for line in aligned(rows):
-            print(f"  {line}")
+            show(f"  {line}")
     if any(found.values()):
         say(ADVICE)
     else:
-        print(f"{count(runs)} of {count(len(found), 'sweep')}: whole")
+        show(f"{count(runs)} of {count(len(found), 'sweep')}: whole")
 
 
 def run_folders(sweep_dir: Path) -> list[Path]:

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 
 from grpo_sweeps import cli
 from grpo_sweeps.cli import say
+from grpo_sweeps.text import show
 from grpo_sweeps.types import ConfigError
 
 
@@ -53,8 +54,8 @@ def _credit(options: CreditOptions, words: list[str]) -> int:
     except OSError as error:
         raise ConfigError(str(error)) from error
     for _, text, one in quantities(result.shares, options.every):
-        print(f"{text}: {with_interval_of(one, 3)}")
-    print(result.page)
+        show(f"{text}: {with_interval_of(one, 3)}")
+    show(str(result.page))
     return 0
 
 

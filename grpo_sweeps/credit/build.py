@@ -30,7 +30,8 @@ from grpo_sweeps.loop.setup import Setup, prepare
 from grpo_sweeps.paths import sweep_folder, sweep_names, working_directory_kept
 from grpo_sweeps.publish.drawing import rendered
 from grpo_sweeps.publish.formats import csv
-from grpo_sweeps.publish.page import files_of, now, public, versions, with_manifest, write
+from grpo_sweeps.publish.page import files_of, now, versions, with_manifest, write
+from grpo_sweeps.redaction import holds_hidden, redact
 from grpo_sweeps.sweep.execute import CONFIG_FILE
 from grpo_sweeps.tracking import provenance
 from grpo_sweeps.tracking.checkpoints import FOLDER
@@ -131,7 +132,7 @@ def _files(
     head |= {
         "setting": setting,
         "remark": "" if found.variance.mean > 0 else NOTHING,
-        "command": public(command),
+        "command": redact(command),
         "made": f"Commit {provenance.commit() or 'unknown'}, seed {options.seed}.",
     }
     prompts = [setup.prompt(problem) for problem in sampled.problems]
@@ -152,9 +153,9 @@ def _manifest(
         "run": {
             "sweep": options.sweep, "identity": run_dir.name, "name": status.name, "state": status.state,
             "step": step, "total": status.total, "commit": status.commit, "dirty": status.dirty,
-            "command": public(status.command),
+            "command": redact(status.command),
         },
-        "commit": provenance.commit(), "dirty": provenance.dirty(), "versions": versions(), "command": public(command),
+        "commit": provenance.commit(), "dirty": provenance.dirty(), "versions": versions(), "command": redact(command),
         "options": {key: value for key, value in asdict(options).items() if key not in ("out", "runs_dir")},
         "seeds": "row_seed(seed, 'credit rollout' or 'credit value', problem, ...) of engine/rollouts.py",
         "problems": [problem.id for problem in sampled.problems],
@@ -224,6 +225,10 @@ def _config(run_dir: Path) -> RunConfig:
         raise ConfigError(f"{path} cannot be read ({' '.join(str(error).split())})") from error
     if not isinstance(written, dict):
         raise ConfigError(f"{path} holds no configuration")
+    if lost := [key for key, value in written.items() if key != "tracking" and holds_hidden(value)]:
+        raise ConfigError(
+            f"{path}: {lost[0]} was given a secret, which is stored nowhere: credit cannot make the run again"
+        )
     return RunConfig.from_mapping(written)
 
 

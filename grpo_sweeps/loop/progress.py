@@ -11,6 +11,8 @@ from typing import Self, TextIO
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
+from grpo_sweeps.text import plain, show
+
 LONGEST_NAME = 24  # a run named by many overrides would push the numbers off the screen
 LINE_EVERY_S = 10.0  # plain lines: not more often than this, the first and the last step excepted
 
@@ -19,6 +21,7 @@ class RunProgress:
     """Step, reward, effective rank and time left of one run."""
 
     def __init__(self, name: str, total: int, done: int = 0, stream: TextIO | None = None) -> None:
+        name = plain(name)
         short = name if len(name) <= LONGEST_NAME else name[: LONGEST_NAME - 1] + "…"
         self.name, self.total = short, total
         self.stream = stream or sys.stderr
@@ -69,7 +72,7 @@ class RunProgress:
             self._line(message)
 
     def _line(self, text: str) -> None:
-        print(f"{self.name}  {text}", file=self.stream, flush=True)
+        show(f"{self.name}  {text}", self.stream)
 
 
 def _numbers(metrics: Mapping[str, float]) -> str:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
+from grpo_sweeps.text import show
 from grpo_sweeps.types import TaskData
 
 
@@ -33,7 +34,7 @@ def _ignore_data(data: TaskData) -> None:
 
 
 def _print(sentence: str) -> None:
-    print(sentence, flush=True)
+    show(sentence)
 
 
 @dataclass(frozen=True)

@@ -19,6 +19,9 @@ import matplotlib.pyplot as plt
 import seaborn as sns
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
+from matplotlib.text import Text
+
+from grpo_sweeps.text import visible
 
 PANEL = (3.5, 2.6)  # inches: one column of a two-column page
 DPI = 200
@@ -29,7 +32,7 @@ RC: dict[Any, Any] = {
     "font.size": 8, "axes.labelsize": 9, "axes.titlesize": 9, "xtick.labelsize": 8, "ytick.labelsize": 8,
     "legend.fontsize": 8, "pdf.fonttype": 42, "ps.fonttype": 42, "svg.fonttype": "path", "svg.hashsalt": "grpo_sweeps",
     "axes.edgecolor": "0.3", "grid.color": "0.88", "lines.linewidth": 1.6, "lines.markersize": 4.5,
-    "axes.spines.top": False, "axes.spines.right": False, "font.family": "DejaVu Sans",
+    "text.parse_math": False, "axes.spines.top": False, "axes.spines.right": False, "font.family": "DejaVu Sans",
 }  # fmt: skip
 
 
@@ -69,6 +72,8 @@ def _canvas(panels: Sequence[Panel]) -> Figure:
             ax.set_title(panel.title, pad=6 + 12 * _legend_lines(ax), wrap=True)
     for ax in list(axes.flat)[len(panels) :]:
         ax.set_visible(False)
+    for text in fig.findobj(Text):  # names of arms and models
+        text.set_text(visible(text.get_text()))
     fig.draw_without_rendering()
     fig.set_layout_engine("none")  # the layout is found: each file would find it twice more
     return fig

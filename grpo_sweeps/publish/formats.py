@@ -1,15 +1,19 @@
-"""Tables as CSV, Markdown and LaTeX. Text from a run is hostile: every writer escapes it for its own format."""
+"""Tables as CSV, Markdown and LaTeX. Text from a run is hostile: every writer escapes it for its own format, and shows
+what a terminal would obey.
+"""
 
 from __future__ import annotations
 
 import io
 import math
+import re
 from collections.abc import Sequence
 
 import numpy as np
 import pandas as pd
 
 from grpo_sweeps.maths.intervals import Interval
+from grpo_sweeps.text import visible
 
 FORMULA_STARTS = ("=", "+", "-", "@", "\t", "\r")
 LATEX = {
@@ -74,15 +78,23 @@ def _in_three_digits(value: float) -> str:
 
 
 def csv(frame: pd.DataFrame) -> str:
-    """CSV of full precision. A text cell that a spreadsheet would run as a formula gets a leading apostrophe.
+    """CSV of full precision. A text cell or header that a spreadsheet would run as a formula (its first is =, +, -, @,
+    a tab or a carriage return, after spaces or not) gets a leading apostrophe; numbers never do.
 
     >>> csv(pd.DataFrame({"a": ["=1+1", "b"], "n": [-1.5, 2.0]})).splitlines()
     ['a,n', "'=1+1,-1.5", 'b,2.0']
     """
-    safe = frame.map(lambda v: "'" + v if isinstance(v, str) and v.lstrip(" ").startswith(FORMULA_STARTS) else v)
+    safe = frame.map(_csv_cell).rename(columns=_csv_cell)
     out = io.StringIO()
     safe.to_csv(out, index=False, lineterminator="\n")
     return out.getvalue()
+
+
+def _csv_cell(cell: object) -> object:
+    if not isinstance(cell, str):
+        return cell
+    start = "'" if cell.lstrip(" ").startswith(FORMULA_STARTS) else ""
+    return start + visible(cell if cell.isprintable() else " ".join(cell.split()))
 
 
 def markdown(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
@@ -99,8 +111,17 @@ def markdown(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
 
 
 def _markdown_cell(cell: str) -> str:
-    safe = cell.replace("\\", "\\\\").replace("&", "&amp;").replace("<", "&lt;").replace("|", "\\|").replace("`", "\\`")
-    return " ".join(safe.split())
+    return markdown_text(cell).replace("|", "\\|")
+
+
+def markdown_text(text: str) -> str:
+    """Text as one line of a Markdown page: no HTML, code, formula, link or image begins in it.
+
+    >>> print(markdown_text("<b> & `rm` $x$ [a](b)\\n"))
+    &lt;b> &amp; \\`rm\\` \\$x\\$ [a]\\(b)
+    """
+    safe = text.replace("\\", "\\\\").replace("&", "&amp;").replace("<", "&lt;").replace("](", "]\\(")
+    return visible(" ".join(safe.replace("`", "\\`").replace("$", "\\$").split()))
 
 
 def latex_escape(text: str) -> str:
@@ -109,19 +130,20 @@ def latex_escape(text: str) -> str:
     >>> latex_escape("50% of $x_1$")
     '50\\\\% of \\\\$x\\\\_1\\\\$'
     """
-    return "".join(LATEX.get(c, c) for c in " ".join(text.split())).replace("–", "--")
+    return "".join(LATEX.get(c, c) for c in visible(" ".join(text.split()))).replace("–", "--")
 
 
 def latex(header: Sequence[str], rows: Sequence[Sequence[str]], caption: str, label: str) -> str:
     """A booktabs table (needs \\usepackage{booktabs}); every cell escaped, first column left, others right aligned."""
     body = [" & ".join(latex_escape(c) for c in row) + r" \\" for row in rows]
+    body = ["{}" + row if row.startswith(("[", "*")) else row for row in body]  # else an argument of the \\ before it
     return "\n".join(
         [
             "% needs \\usepackage{booktabs}",
             r"\begin{table}",
             r"  \centering",
             rf"  \caption{{{latex_escape(caption)}}}",
-            rf"  \label{{{label}}}",
+            rf"  \label{{{re.sub(r'[^A-Za-z0-9:.-]', '-', label)}}}",
             rf"  \begin{{tabular}}{{l{'r' * (len(header) - 1)}}}",
             r"    \toprule",
             "    " + " & ".join(latex_escape(c) for c in header) + r" \\",

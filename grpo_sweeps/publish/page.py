@@ -11,8 +11,6 @@ import base64
 import json
 import math
 import platform
-import re
-import unicodedata
 from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -25,6 +23,7 @@ from markupsafe import Markup
 
 from grpo_sweeps.files import write_bytes
 from grpo_sweeps.publish.drawing import Plot
+from grpo_sweeps.text import visible
 
 MANIFEST = "manifest.json"
 PACKAGES = ("grpo_sweeps", "numpy", "pandas", "scipy", "matplotlib", "seaborn")
@@ -72,12 +71,7 @@ def visible_text(text: str, cut: int) -> str:
     >>> visible_text("a\\u202eb\\n", 10)
     'a[U+202E]b\\n'
     """
-    shown = text if len(text) <= cut else text[:cut] + f" … ({len(text) - cut} more characters)"
-    if shown.isprintable():
-        return shown
-    return "".join(
-        c if c in "\n\t" or not unicodedata.category(c).startswith("C") else f"[U+{ord(c):04X}]" for c in shown
-    )
+    return visible(text if len(text) <= cut else text[:cut] + f" … ({len(text) - cut} more characters)")
 
 
 def inlined(plot: Plot, images: Mapping[str, bytes]) -> dict[str, Any]:
@@ -98,7 +92,7 @@ def files_of(texts: Mapping[str, str], images: Mapping[str, bytes]) -> dict[str,
 def with_manifest(files: Mapping[str, bytes], record: Mapping[str, Any]) -> dict[str, bytes]:
     """The files and manifest.json, which holds the record and lists every file, itself included."""
     listed = {**record, "files": sorted([*files, MANIFEST])}
-    return {**files, MANIFEST: (json.dumps(listed, indent=1, ensure_ascii=False) + "\n").encode("utf-8")}
+    return {**files, MANIFEST: (json.dumps(listed, indent=1) + "\n").encode("ascii")}
 
 
 def write(folder: Path, files: Mapping[str, bytes]) -> None:
@@ -110,15 +104,6 @@ def write(folder: Path, files: Mapping[str, bytes]) -> None:
     folder.mkdir(parents=True, exist_ok=True)
     for name, content in files.items():
         write_bytes(folder / name, content)
-
-
-def public(text: str) -> str:
-    """A command as it may be published: a user name and password inside a URL are left out.
-
-    >>> public("tracking.uri=https://me:secret@host/")
-    'tracking.uri=https://***@host/'
-    """
-    return re.sub(r"(?<=://)[^/\s@]+@", "***@", text)
 
 
 def versions() -> dict[str, str]:

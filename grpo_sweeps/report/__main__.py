@@ -18,7 +18,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from grpo_sweeps import cli
-from grpo_sweeps.cli import plain, say
+from grpo_sweeps.cli import say
+from grpo_sweeps.text import show
 from grpo_sweeps.types import ConfigError
 
 
@@ -68,15 +69,15 @@ def _report(options: Options, words: list[str]) -> int:
     except ReportError as error:
         raise ConfigError(str(error)) from error
     for claim in claims:
-        print(f"{claim.id} ({claim.arm}): {claim.verdict}")
+        show(f"{claim.id} ({claim.arm}): {claim.verdict}")
     for line in error_lines(claims):
         say(line)
-    print(Path(out) / "index.html")
+    show(str(Path(out) / "index.html"))
     return 0
 
 
 def _looks_wrong(sentence: str) -> None:
-    print(plain(f"looks wrong: {sentence}"))
+    show(f"looks wrong: {sentence}")
 
 
 def _say(message: Warning | str, *_: object, **__: object) -> None:

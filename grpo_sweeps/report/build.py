@@ -12,7 +12,8 @@ import pandas as pd
 from grpo_sweeps.paper import ARXIV
 from grpo_sweeps.publish.drawing import Plot
 from grpo_sweeps.publish.formats import csv, latex, markdown
-from grpo_sweeps.publish.page import Section, files_of, now, public, utc, versions, with_manifest, write
+from grpo_sweeps.publish.page import Section, files_of, now, utc, versions, with_manifest, write
+from grpo_sweeps.redaction import redact
 from grpo_sweeps.report.claims.premise import premise_section
 from grpo_sweeps.report.claims.verdicts import Claim, claims_frame, claims_markdown, judge_claims
 from grpo_sweeps.report.design.best_size import best_size_section, best_size_table, best_sizes
@@ -128,11 +129,11 @@ def manifest(sweep: Sweep, command: Sequence[str], lacking: Sequence[str]) -> di
                 "identity": run, "name": row["name"], "arm": row["arm"], "R": row["R"], "seed": row["seed"],
                 "state": row["state"], "step": row["step"], "total": row["total"], "error": status.error,
                 "commit": status.commit, "dirty": status.dirty, "versions": status.versions,
-                "command": public(status.command), "started": utc(status.started), "ended": utc(status.ended),
+                "command": redact(status.command), "started": utc(status.started), "ended": utc(status.ended),
             }
         )  # fmt: skip
     return {
-        "sweep": sweep.name, "made": now(), "command": public(" ".join(command)),
+        "sweep": sweep.name, "made": now(), "command": redact(" ".join(command)),
         "versions": versions(), "commits": sorted({str(c) for c in sweep.runs["commit"].dropna()}),
         "arms_differ_in": list(sweep.arms.varies), "follow_R": list(sweep.arms.tied_to_R), "runs": runs,
         "missing": list(lacking),

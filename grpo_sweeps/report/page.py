@@ -13,7 +13,8 @@ import pandas as pd
 from grpo_sweeps.paper import ARXIV
 from grpo_sweeps.publish.drawing import Plot
 from grpo_sweeps.publish.formats import number, with_interval
-from grpo_sweeps.publish.page import Section, from_template, inlined, public, visible_text
+from grpo_sweeps.publish.page import Section, from_template, inlined, visible_text
+from grpo_sweeps.redaction import redact
 from grpo_sweeps.report.claims import rules
 from grpo_sweeps.report.claims.verdicts import Claim
 from grpo_sweeps.report.figures import by_step
@@ -250,7 +251,7 @@ def _completions(shown: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
 
 
 def _commands(sweep: Sweep) -> list[str]:
-    made = list(dict.fromkeys(public(str(c)) for c in sweep.runs["command"].dropna() if c))
+    made = list(dict.fromkeys(redact(str(c)) for c in sweep.runs["command"].dropna() if c))
     return [*made, f"python -m grpo_sweeps.report sweep={shlex.quote(sweep.name)}"]
 
 

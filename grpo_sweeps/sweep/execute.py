@@ -15,10 +15,12 @@ from typing import Any
 from grpo_sweeps.cli import say
 from grpo_sweeps.config import RunConfig, to_mapping
 from grpo_sweeps.paths import working_directory_kept
+from grpo_sweeps.redaction import HIDDEN, redact, redact_mapping
 from grpo_sweeps.sweep.identity import identity
 from grpo_sweeps.sweep.ledger import status_or_none
 from grpo_sweeps.sweep.origin import Origin, Stale
 from grpo_sweeps.sweep.signals import Stops
+from grpo_sweeps.text import visible
 from grpo_sweeps.tracking import provenance
 from grpo_sweeps.tracking import seal as seals
 from grpo_sweeps.tracking.glance import NotWhole
@@ -139,7 +141,7 @@ def _execute(
             status, commit=provenance.commit(), dirty=provenance.dirty(), versions=provenance.versions(),
             step=step, notes=previous.notes if previous else [],
         )  # fmt: skip
-        seals.rewrite(run_dir, CONFIG_FILE, as_yaml(to_mapping(config)))
+        write_config(run_dir, to_mapping(config))
         result = None
         try:
             with _logged_to(run_dir / LOG_FILE) as log, StatusWriter(run_dir, status, mine=mine) as writer:
@@ -208,7 +210,7 @@ def _train(config: RunConfig, run_dir: Path, writer: StatusWriter, log: logging.
             _note(writer, state="interrupted", ended=time.time(), error=reason)
         else:
             config_error = isinstance(error, ConfigError)
-            tail = None if config_error else provenance.redact("\n".join(trace.splitlines()[-TRACEBACK_LINES:]))
+            tail = None if config_error else redact("\n".join(trace.splitlines()[-TRACEBACK_LINES:]))
             reason = str(error) if config_error else _reason(error)
             _note(writer, state="failed", ended=time.time(), error=reason, traceback=tail)
     else:
@@ -311,11 +313,21 @@ def _numbers(metrics: Mapping[str, float]) -> str:
     return "  ".join(f"{label} {metrics[key]:.3f}" for key, label in shown.items() if key in metrics)
 
 
-def as_yaml(mapping: Mapping[str, Any]) -> str:
-    """The text of config.yaml for a configuration."""
+def write_config(run_dir: Path, mapping: Mapping[str, Any]) -> None:
+    """Write config.yaml. A secret in the configuration is what runs has, and not in the file: `***` stands for it, and
+    the file is for its owner alone. Whoever starts the run again gives the secret again.
+    """
     import yaml
 
-    return str(yaml.safe_dump(dict(mapping), sort_keys=False, allow_unicode=True, width=120))
+    text = str(yaml.safe_dump(redact_mapping(mapping), sort_keys=False, allow_unicode=True, width=120))
+    seals.rewrite(run_dir, CONFIG_FILE, text, private=HIDDEN in text)
+
+
+class _Redacting(logging.Formatter):
+    """Writes a record's text without secrets, and without characters that a terminal would obey."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        return visible(redact(super().format(record)))
 
 
 @contextmanager
@@ -323,7 +335,7 @@ def _logged_to(path: Path) -> Iterator[logging.Logger]:
     """Send every log record to `path` too; the yielded logger writes there alone, so the terminal keeps its progress
     bar."""
     handler = logging.FileHandler(path, encoding="utf-8")
-    handler.setFormatter(logging.Formatter("%(asctime)s  %(message)s", "%Y-%m-%d %H:%M:%S"))
+    handler.setFormatter(_Redacting("%(asctime)s  %(message)s", "%Y-%m-%d %H:%M:%S"))
     root, own = logging.getLogger(), logging.getLogger("grpo_sweeps.run_log")
     own.setLevel(logging.INFO)
     own.propagate = False

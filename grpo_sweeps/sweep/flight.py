@@ -21,13 +21,14 @@ from pathlib import Path
 from typing import Any
 
 from grpo_sweeps import paths
-from grpo_sweeps.cli import aligned, count, plain, say
+from grpo_sweeps.cli import aligned, count, say
 from grpo_sweeps.config import RunConfig, TrackingConfig, to_mapping
 from grpo_sweeps.sweep import preflight
 from grpo_sweeps.sweep.execute import LOG_FILE, RunResult, Signals, execute
 from grpo_sweeps.sweep.identity import identity
 from grpo_sweeps.sweep.ledger import status_or_none
 from grpo_sweeps.sweep.plan import Plan, PlannedRun, gpus_of
+from grpo_sweeps.text import plain, show
 from grpo_sweeps.tracking.lines import SAMPLER
 from grpo_sweeps.tracking.status import seconds_since_start
 from grpo_sweeps.tracking.symptoms import NAMED, known, percent, symptoms
@@ -93,7 +94,7 @@ def fly(plan: Plan, start: Any, jobs_copy: bool = False, params: Mapping[str, An
         say(f"flight check of {run.name}: {STEPS} steps in {folder}, which is removed afterwards")
         flight = take_off(run, Path(folder))
     for line in page(flight, plan, params or {}):
-        print(line)
+        show(line)
     results = [RunResult(one.identity, one.name, "queued", str(one.run_dir)) for one in plan.runs]
     state, error = ("failed", flight.wrong[0]) if flight.wrong else ("finished", None)
     return [replace(one, state=state, error=error) if one.identity == run.identity else one for one in results]

@@ -31,6 +31,7 @@ from grpo_sweeps.sweep.ledger import Decision, status_or_none
 from grpo_sweeps.sweep.opening import Opening
 from grpo_sweeps.sweep.origin import Origins
 from grpo_sweeps.sweep.plan import Plan, PlannedRun, grid
+from grpo_sweeps.text import show
 from grpo_sweeps.tracking import provenance
 from grpo_sweeps.tracking.tracker import BUILT_IN, load
 from grpo_sweeps.types import ConfigError
@@ -289,7 +290,7 @@ def _print_grid(plan: Plan, params: Mapping[str, Any]) -> None:
     """Print the grid of a dry run on the standard output."""
     _print_head(plan)
     for line in [*grid(plan, params), *plan.notes]:
-        print(line)
+        show(line)
 
 
 def _print_outcome(results: Sequence[RunResult], plan: Plan) -> None:

@@ -19,7 +19,7 @@ from typing import Any
 
 from grpo_sweeps.cli import say
 from grpo_sweeps.files import write_text
-from grpo_sweeps.sweep.execute import CONFIG_FILE, as_yaml
+from grpo_sweeps.sweep.execute import CONFIG_FILE, write_config
 from grpo_sweeps.sweep.ledger import set_aside, status_or_none
 from grpo_sweeps.sweep.plan import Plan, PlannedRun
 from grpo_sweeps.sweep.recover import NOTE, recover
@@ -96,7 +96,7 @@ class Opening:
             run.run_dir.mkdir(parents=True, exist_ok=True)
             files = {name: _text_or_none(run.run_dir / name) for name in WRITTEN}
             self._before[run.identity] = _Before(files, new, aside)
-            seals.rewrite(run.run_dir, CONFIG_FILE, as_yaml(run.frozen))
+            write_config(run.run_dir, run.frozen)
             self._source = self._source or provenance.snapshot(self.plan.command)
             made_by = run.made_by
             if run.decision.action == "continue":

@@ -10,6 +10,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
+from grpo_sweeps.redaction import holds_hidden
 from grpo_sweeps.tracking import seal as seals
 from grpo_sweeps.tracking.expected import Expected, expected
 from grpo_sweeps.tracking.glance import (
@@ -112,6 +113,8 @@ def _seal(run: str, run_dir: Path) -> tuple[Seal | None, list[Finding]]:
 def _identity(
     run: str, run_dir: Path, config: Mapping[str, Any], identity_of: Callable[[Mapping[str, Any]], str]
 ) -> list[Finding]:
+    if holds_hidden(config):
+        return []  # the identity is that of the configuration with its secrets
     try:
         identity = identity_of(config)
     except (ValueError, TypeError, KeyError, AttributeError) as error:

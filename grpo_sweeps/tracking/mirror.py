@@ -24,7 +24,9 @@ from typing import Any, TextIO
 
 import grpo_sweeps
 from grpo_sweeps.config import TrackingConfig
-from grpo_sweeps.tracking.provenance import mixed_in, redact
+from grpo_sweeps.redaction import HIDDEN, redact
+from grpo_sweeps.text import show
+from grpo_sweeps.tracking.provenance import mixed_in
 from grpo_sweeps.tracking.tracker import (
     BUILT_IN,
     LOCAL,
@@ -116,10 +118,9 @@ def _gone_after(stdin: TextIO, seconds: float) -> Iterator[None]:
             if _readable(stdin, 1.0):
                 break
         if not done.wait(seconds):
-            print(
+            show(
                 f"{time.strftime('%H:%M:%S')} mirror: not complete {seconds:.0f} s after the end, it is given up; "
                 f"python -m grpo_sweeps.sync completes the copy.",
-                flush=True,
             )
             os._exit(1)
 
@@ -156,7 +157,7 @@ def _follow(tracker: Tracker, sweep_dir: Path, only: str | None, stdin: TextIO, 
             down, lines = True, [f"{redact(str(error))} The local record is whole; trying again."]
         for line in lines:
             if line not in said:
-                print(f"{time.strftime('%H:%M:%S')} mirror: {line}", flush=True)
+                show(f"{time.strftime('%H:%M:%S')} mirror: {line}")
         said = lines
     return 1 if said else 0
 
@@ -215,12 +216,12 @@ class Follower:
             if tracker is not None:
                 self._name, self._child = tracker.name, self._start()
         except NotInstalled as error:
-            print(
+            show(
                 f"mirror: {error.package} is not installed; the local record is kept alone "
                 f"(tracking=local: without this line)."
             )
         except (OSError, ConfigError) as error:
-            print(f"mirror: not started ({error}); {self._later()}")
+            show(f"mirror: not started ({error}); {self._later()}")
         return self
 
     def _start(self) -> subprocess.Popen[bytes]:
@@ -255,15 +256,15 @@ class Follower:
         try:
             code = self._waited_for(child)
         except subprocess.TimeoutExpired:
-            print(
+            show(
                 f"mirror: still copying to {self._name} after {self.wait:.0f} s and going on by itself; {self._later()}"
             )
             return
         except KeyboardInterrupt:
-            print(f"mirror: not waited for; {self._later()}")
+            show(f"mirror: not waited for; {self._later()}")
             raise
         if code != 0:
-            print(f"mirror: the copy in {self._name} is not complete (see {self.log_path}); {self._later()}")
+            show(f"mirror: the copy in {self._name} is not complete (see {self.log_path}); {self._later()}")
 
     def _waited_for(self, child: subprocess.Popen[bytes]) -> int:
         """The child's exit code. For one run, `wait` is how long nothing may come of it: a server that hangs is told
@@ -316,6 +317,12 @@ def settings(given: dict[str, Any], kind: str | None, uri: str | None, experimen
         uri = os.environ.get(URI)
     elif not uri and before in (LOCAL, kind):
         uri = given.get("uri")
+        if uri and HIDDEN in str(uri):
+            if not os.environ.get("MLFLOW_TRACKING_URI"):
+                raise ConfigError(
+                    f"uri={uri}: the runs' configuration keeps no password; give uri=... or MLFLOW_TRACKING_URI"
+                )
+            uri = None
     name = experiment or given.get("experiment") or "grpo_sweeps"
     return TrackingConfig(kind=kind, uri=str(uri) if uri else None, experiment=str(name))
 
@@ -326,9 +333,9 @@ def prepare(tracking: TrackingConfig) -> int:
     try:
         prepared_by(tracker)
     except (TrackerError, OSError) as error:
-        print(redact(str(error)), file=sys.stderr)
+        show(redact(str(error)), sys.stderr)
         return 1
-    print(f"experiment {tracking.experiment} is ready -> {tracker.place}")
+    show(f"experiment {tracking.experiment} is ready -> {tracker.place}")
     return 0
 
 
@@ -353,17 +360,17 @@ def sync(sweep_dir: Path, tracking: TrackingConfig, only: str | None = None, goi
     try:
         copied = copied_by(tracker, sweep_dir, only, WAIT, whole=True)
     except (TrackerError, OSError) as error:
-        print(
+        show(
             f"{name}: {redact(str(error))} The local record is whole; run this again when the store is there.",
-            file=sys.stderr,
+            sys.stderr,
         )
         return 1
     if copied is None:
-        print(f"{name}: another process has been copying to {tracker.place} for a minute; try again.", file=sys.stderr)
+        show(f"{name}: another process has been copying to {tracker.place} for a minute; try again.", sys.stderr)
         return 1
     for sentence in (*copied.problems, *(f"{name}: {sentence}" for sentence in mixed_in(sweep_dir))):
-        print(sentence, file=sys.stderr)
-    print(f"{name}: {copied.runs} runs, {copied.points} points and {copied.artifacts} files new -> {tracker.place}")
+        show(sentence, sys.stderr)
+    show(f"{name}: {copied.runs} runs, {copied.points} points and {copied.artifacts} files new -> {tracker.place}")
     return 1 if copied.problems or problems else 0
 
 
@@ -371,9 +378,9 @@ def look_beside(runs_dir: Path, tracking: TrackingConfig, sweep: str | None, pru
     """Say what the tracker holds of this folder's runs without a record here, or remove it; returns the exit code."""
     try:
         for sentence in beside_records(_loaded(tracking), runs_dir, sweep, prune, WAIT):
-            print(sentence)
+            show(sentence)
     except (TrackerError, OSError) as error:
-        print(f"{redact(str(error))} What is there beside the records is not known.", file=sys.stderr)
+        show(f"{redact(str(error))} What is there beside the records is not known.", sys.stderr)
         return 1
     return 0
 
@@ -392,7 +399,7 @@ def correct(sweep_dir: Path, only: str | None) -> list[str]:
 
     said, problems = correct_sweep(sweep_dir, only_writer, only)
     for sentence in said:
-        print(sentence)
+        show(sentence)
     for problem in problems:
-        print(problem, file=sys.stderr)
+        show(problem, sys.stderr)
     return problems

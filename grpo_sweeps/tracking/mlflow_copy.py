@@ -39,6 +39,8 @@ from typing import Any
 import pyarrow.parquet as pq
 
 from grpo_sweeps.files import write_text
+from grpo_sweeps.redaction import redact, redact_mapping
+from grpo_sweeps.text import plain, show
 from grpo_sweeps.tracking.lines import (
     METRICS,
     RECOMPUTED,
@@ -63,7 +65,6 @@ from grpo_sweeps.tracking.mlflow_store import (
     clean_key,
     stored_value,
 )
-from grpo_sweeps.tracking.provenance import redact
 from grpo_sweeps.tracking.recompute import recomputed_note
 from grpo_sweeps.tracking.status import ENDED, RunStatus, copied, read_status
 from grpo_sweeps.tracking.tracker import Copied
@@ -137,7 +138,7 @@ class CopyState:
         except FileNotFoundError:
             pass
         except (ValueError, KeyError, TypeError):
-            print(f"{self.path} is damaged: what was copied is looked up.", flush=True)
+            show(f"{self.path} is damaged: what was copied is looked up.")
         return {"record": uuid.uuid4().hex, "owner": owner, "place": place, "stores": {}}
 
     def _renamed(self, content: dict[str, Any]) -> bool:
@@ -173,7 +174,7 @@ def copy_run(
     _copy_params(store, state, run_id, run_dir)
     _copy_tags(store, state, tags)
     copied.artifacts = _copy_artifacts(store, state, run_id, run_dir, status)
-    _set_name_and_status(store, state, status.name or status.identity, mlflow_status(status), over)
+    _set_name_and_status(store, state, plain(status.name or status.identity), mlflow_status(status), over)
     return copied
 
 
@@ -192,9 +193,9 @@ def _recall(store: Store, state: CopyState, tags: Mapping[str, str], over: float
     """Put what the store has in the place of what was noted, so that what it lacks or has otherwise is sent again."""
     run_id, noted = _known(state)
     there = store.read(run_id)
-    ours = {*tags, *noted.tags, *ONCE_TAGS}
+    ours = dict.fromkeys([*noted.tags, *tags, *ONCE_TAGS])
     noted.pending, noted.params, noted.name = True, {}, there.name
-    noted.tags = {k: v for k, v in there.tags.items() if k in ours and k != "mlflow.runName"}
+    noted.tags = {k: there.tags[k] for k in ours if k in there.tags}
     ended_then = there.ended is None or over is None or round(over * 1000) == round(there.ended * 1000)
     noted.status = there.status if ended_then else None
     noted.artifacts = {name: known for name, known in noted.artifacts.items() if _is_there(name, known, there)}
@@ -252,6 +253,7 @@ def copy_parent(
         _create(store, state, replace(first, name=sweep), tags)
     elif whole:
         _recall(store, state, tags, max(s.ended or s.heartbeat for s in statuses))
+        state.store.pending = False  # it has no points
         state.save()  # `finish_parent` reads it again
         _copy_tags(store, state, tags)
     else:  # a job that copies one run knows only that one's command
@@ -310,7 +312,7 @@ def _has_first_point(store: Store, run_id: str, run_dir: Path) -> bool:
 
 
 def _create(store: Store, state: CopyState, status: RunStatus, tags: dict[str, str]) -> None:
-    name = status.name or status.identity
+    name = plain(status.name or status.identity)
     run_id = store.create(name, status.started, tags)
     state.store = StoreState(run_id=run_id, status="RUNNING", name=name, tags=dict(tags))
     state.save()
@@ -336,7 +338,7 @@ def _run_tags(status: RunStatus, state: CopyState, parent_id: str) -> dict[str, 
         "mlflow.source.git.commit": status.commit or "",
     }
     tags |= {f"version.{name}": version for name, version in status.versions.items()}
-    return {key: value[:TAG_LIMIT] for key, value in tags.items() if value}
+    return {key: plain(value)[:TAG_LIMIT] for key, value in tags.items() if value}
 
 
 def _user() -> str:
@@ -415,7 +417,7 @@ def _lines_from(record: GrowingFile, end: int, step: int) -> bytes:
 
 @functools.cache
 def _say_once(sentence: str) -> None:
-    print(sentence, flush=True)
+    show(sentence)
 
 
 def _points(lines: bytes, path: Path) -> list[Point]:
@@ -473,14 +475,14 @@ def _replace(store: Store, state: CopyState, status: RunStatus, tags: dict[str, 
     The note is written last: after a kill before that, the next pass finds the new run by the id of the old one.
     """
     old, _ = _known(state)
-    name = status.name or status.identity
+    name = plain(status.name or status.identity)
     new = store.find(REPLACES, old)
     if new is None:
         new = store.create(name, status.started, tags | {REPLACES: old})
         known = StoreState(run_id=new, status="RUNNING", name=name, tags=dict(tags))
     else:
         known = StoreState(run_id=new, pending=True)
-    print(f"{status.sweep}/{status.identity}: run {new} replaces MLflow's run {old}: {why}.", flush=True)
+    show(f"{status.sweep}/{status.identity}: run {new} replaces MLflow's run {old}: {why}.")
     store.set_tags(old, {REPLACED_BY: new, "grpo_sweeps.replaced_because": why})
     store.delete(old)
     state.store = known
@@ -500,7 +502,7 @@ def flatten(config: Any, prefix: str = "") -> dict[str, str]:
 
 def _copy_params(store: Store, state: CopyState, run_id: str, run_dir: Path) -> None:
     """Copy the flattened configuration. A value that changed (a continued run) becomes a tag `changed.<key>`."""
-    params = {clean_key(k): v[:PARAM_LIMIT] for k, v in flatten(read_config(run_dir)).items()}
+    params = {clean_key(k): v[:PARAM_LIMIT] for k, v in flatten(redact_mapping(read_config(run_dir))).items()}
     noted = state.store
     if params == noted.params:
         return

@@ -13,6 +13,7 @@ import time
 from pathlib import Path
 
 from grpo_sweeps.files import TEMPORARY_PREFIX, fsync_directory
+from grpo_sweeps.text import show
 
 SETTLED_S = 2.0  # seconds without a change after which nobody is making a store
 JOURNALS = ("-journal", "-wal", "-shm")
@@ -76,7 +77,7 @@ def put_aside(path: Path) -> None:
         if (journal := path.with_name(path.name + ending)).exists():
             journal.replace(path.with_name(aside.name + ending))
     path.replace(aside)
-    print(f"{path} was left half made and holds no run: it is now {aside.name}, and a new store is made.", flush=True)
+    show(f"{path} was left half made and holds no run: it is now {aside.name}, and a new store is made.")
 
 
 def _migrate(path: Path) -> None:

@@ -19,9 +19,10 @@ from typing import Any
 from urllib.parse import unquote, urlsplit
 from urllib.request import getproxies, proxy_bypass
 
+from grpo_sweeps.redaction import redact
+from grpo_sweeps.text import show
 from grpo_sweeps.tracking.mlflow_deadline import Late, deadline
 from grpo_sweeps.tracking.mlflow_making import make
-from grpo_sweeps.tracking.provenance import redact
 from grpo_sweeps.tracking.tracker import TrackerError
 from grpo_sweeps.types import ConfigError
 
@@ -169,7 +170,7 @@ class Store:
         self._active = ViewType.ACTIVE_ONLY
         path = sqlite_path(uri)
         if path is not None and (kind := network_file_system(path.resolve())):
-            print(
+            show(
                 f"mirror: {path} lies on {kind}, where SQLite is unsafe; set tracking.uri to a local file or a server."
             )
         with self._errors(opening=True):
@@ -207,7 +208,7 @@ class Store:
     def _restored(self, experiment_id: str) -> None:
         """Restore the experiment. MLflow brings all its runs back, so those that others replaced are deleted again."""
         self.client.restore_experiment(experiment_id)
-        print(f"experiment {self.experiment!r} was deleted in {redact(self.uri)} and is restored.", flush=True)
+        show(f"experiment {self.experiment!r} was deleted in {redact(self.uri)} and is restored.")
         for run in self._search([experiment_id], f"tags.`{REPLACED_BY}` != ''"):
             self.client.delete_run(run.info.run_id)
 

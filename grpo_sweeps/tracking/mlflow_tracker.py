@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from grpo_sweeps.config import TrackingConfig
+from grpo_sweeps.redaction import redact
 from grpo_sweeps.tracking.locks import locked
 from grpo_sweeps.tracking.mlflow_place import make_place
 from grpo_sweeps.tracking.mlflow_store import (
@@ -23,7 +24,6 @@ from grpo_sweeps.tracking.mlflow_store import (
     resolve_uri,
     sqlite_path,
 )
-from grpo_sweeps.tracking.provenance import redact
 from grpo_sweeps.tracking.tracker import Copied, NotInstalled
 
 LOCK_NAME = ".mlflow.lock"

@@ -1,5 +1,5 @@
 """Which code, packages and machine made a run. No imports of the packages themselves, nothing from the environment
-but SLURM's job id, and no passwords: an address of the form scheme://user:password@host loses both.
+but SLURM's job id, and no secrets: see `redaction`.
 
 The source that a run is submitted from (`Source`) is written at submission and compared when the run starts: a job may
 wait for days, and it imports what the folder holds when it starts. `made_by` holds the digests that decide whether
@@ -17,7 +17,6 @@ import importlib.metadata
 import json
 import os
 import platform
-import re
 import shlex
 import socket
 import subprocess
@@ -28,6 +27,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
 from grpo_sweeps.files import write_text
+from grpo_sweeps.redaction import HIDDEN, redact, redact_words
 from grpo_sweeps.tracking.made_by import UNKNOWN, MadeBy, from_json, mixed
 
 PACKAGES = (
@@ -45,13 +45,6 @@ PACKAGES = (
 
 SOURCE_JSON, SOURCE_DIFF = "source.json", "source.diff"
 MOST_DIFF = 2**20  # characters of the diff that are kept
-
-_CREDENTIALS = re.compile(r"(?<=://)[^/@\s]+(?=@)")
-
-
-def redact(text: str) -> str:
-    """`text` with the user and password of every address replaced by ***."""
-    return _CREDENTIALS.sub("***", text)
 
 
 @functools.cache
@@ -137,7 +130,7 @@ def command(argv: Sequence[str] | None = None) -> str:
     module = getattr(getattr(main, "__spec__", None), "name", None)
     if argv is None and module:
         words = ["python", "-m", module.removesuffix(".__main__"), *words[1:]]
-    return redact(shlex.join(words))
+    return shlex.join(redact_words(words))
 
 
 @dataclass(frozen=True)
@@ -177,9 +170,11 @@ def write(run_dir: Path, source: Source) -> None:
     content = asdict(source)
     diff = content.pop("diff")
     if diff:
-        write_text(run_dir / SOURCE_DIFF, diff.encode("utf-8", "replace").decode("utf-8"))
+        text = diff.encode("utf-8", "replace").decode("utf-8")
+        write_text(run_dir / SOURCE_DIFF, text, private=HIDDEN in text)  # as its author keeps the file that it is of
     else:
         (run_dir / SOURCE_DIFF).unlink(missing_ok=True)
+    content["command"] = redact(source.command)
     write_text(run_dir / SOURCE_JSON, json.dumps(content, indent=1) + "\n")
 
 

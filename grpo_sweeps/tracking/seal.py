@@ -110,8 +110,10 @@ def _seal(content: dict[str, Any]) -> Seal:
     return Seal(str(content["identity"]), content["checkpoint"], keeps, files)
 
 
-def rewrite(run_dir: Path, name: str, text: str) -> None:
-    """Replace a file that a seal may cover, and its entry there. A kill in between leaves a seal without that entry."""
+def rewrite(run_dir: Path, name: str, text: str, private: bool = False) -> None:
+    """Replace a file that a seal may cover, and its entry there. A kill in between leaves a seal without that entry.
+    private: for its owner alone.
+    """
     try:
         seal = read(run_dir)
     except RecordError:
@@ -119,7 +121,7 @@ def rewrite(run_dir: Path, name: str, text: str) -> None:
     if seal is not None:
         others = {key: value for key, value in seal.files.items() if key != name}
         write(run_dir, replace(seal, files=others))
-    write_text(run_dir / name, text)
+    write_text(run_dir / name, text, private)
     if seal is not None:
         write(run_dir, replace(seal, files=others | {name: digest(run_dir / name)}))
 

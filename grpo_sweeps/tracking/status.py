@@ -13,6 +13,8 @@ from pathlib import Path
 from typing import Any, Literal, get_args
 
 from grpo_sweeps.files import write_text
+from grpo_sweeps.redaction import redact
+from grpo_sweeps.text import show
 from grpo_sweeps.tracking.lines import is_whole
 
 State = Literal["queued", "running", "finished", "failed", "interrupted"]
@@ -126,7 +128,12 @@ def write_status(run_dir: Path | str, status: RunStatus) -> None:
     """Replace run_dir/status.json atomically."""
     if status.state not in STATES:
         raise RecordError(f"status: state {status.state!r} is not one of {', '.join(STATES)}.")
-    write_text(Path(run_dir) / FILE_NAME, json.dumps(asdict(status), indent=1) + "\n")
+    content = asdict(status) | {
+        "command": redact(status.command),
+        "error": None if status.error is None else redact(status.error),
+        "notes": [redact(note) for note in status.notes],
+    }
+    write_text(Path(run_dir) / FILE_NAME, json.dumps(content, indent=1) + "\n")
 
 
 def read_status(run_dir: Path | str) -> RunStatus:
@@ -224,7 +231,7 @@ class StatusWriter:
             try:
                 self.update()
             except OSError as error:  # a full or stalled disk must not end the thread: the next beat tries again
-                print(f"status: the heartbeat could not be written ({error}); trying again.", flush=True)
+                show(f"status: the heartbeat could not be written ({error}); trying again.")
 
     def __enter__(self) -> StatusWriter:
         self.update()

@@ -16,7 +16,7 @@ from dataclasses import replace
 import pandas as pd
 
 from grpo_sweeps.paper import ARXIV, STATEMENTS
-from grpo_sweeps.publish.formats import markdown
+from grpo_sweeps.publish.formats import markdown, markdown_text
 from grpo_sweeps.report.claims import budget, paired, rules
 from grpo_sweeps.report.claims.advantages import c2, c3, c4
 from grpo_sweeps.report.claims.budget import budget_pairs, c11
@@ -152,11 +152,11 @@ def claims_markdown(claims: list[Claim]) -> str:
     text = [f"# Claims of arXiv {ARXIV}\n"]
     for claim in claims:
         arm = f" ({claim.arm})" if several or claim.arm == EVERY_ARM else ""
-        text.append(f"## {claim.id}{arm}: {claim.verdict}\n")
-        text.append(f"{claim.lead}: {claim.paper}\n")
+        text.append(f"## {markdown_text(f'{claim.id}{arm}: {claim.verdict}')}\n")
+        text.append(markdown_text(f"{claim.lead}: {claim.paper}") + "\n")
         rows = [[str(f.R), str(f.groups), f.paper, f.measured, f.null, f.verdict] for f in claim.findings]
         if rows:
             text.append(markdown(["R", "groups", "the paper", "measured", "null", "verdict"], rows))
-        text.append("\n".join(f"- {remark}" for remark in claim.remarks) + "\n")
+        text.append("\n".join(f"- {markdown_text(remark)}" for remark in claim.remarks) + "\n")
     text += ["## The rules, fixed before looking\n", *(f"- {rule}" for rule in rules.IN_WORDS), ""]
     return "\n".join(text)

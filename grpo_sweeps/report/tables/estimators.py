@@ -17,7 +17,7 @@ import pandas as pd
 
 from grpo_sweeps.estimators import DECLARATIONS
 from grpo_sweeps.maths.intervals import Clusters, mean_over
-from grpo_sweeps.publish.formats import markdown, number, three_digits, with_interval
+from grpo_sweeps.publish.formats import markdown, markdown_text, number, three_digits, with_interval
 from grpo_sweeps.publish.page import Section
 from grpo_sweeps.report.measure.alternatives import (
     NOT_HERE,
@@ -175,4 +175,4 @@ def estimator_section(table: pd.DataFrame) -> list[Section]:
 def estimator_markdown(table: pd.DataFrame) -> str:
     """estimators.md."""
     header, rows, meanings = shown(table)
-    return markdown(header, rows) + "\n" + "\n\n".join((" ".join(meanings), *WORDS, *NOTES)) + "\n"
+    return markdown(header, rows) + "\n" + "\n\n".join(map(markdown_text, (" ".join(meanings), *WORDS, *NOTES))) + "\n"

@@ -1,0 +1,34 @@
+"""Text that others wrote on its way to a terminal, a log or a page. Names, errors and completions may hold anything.
+
+`plain` is for one line of a terminal or a log, `visible` for text of several lines, where what would hide or reorder
+it must be seen. Formats with characters of their own (HTML, Markdown, CSV, LaTeX) have their functions in `publish`.
+"""
+
+from __future__ import annotations
+
+import sys
+import unicodedata
+from typing import TextIO
+
+
+def plain(text: str) -> str:
+    """The text on one line, without control characters."""
+    return "".join(char if char.isprintable() else " " for char in text)
+
+
+def visible(text: str) -> str:
+    """Text whose control and format characters (such as a right-to-left override) are shown by their code point.
+
+    >>> visible("a\\u202eb\\x1b[31m\\n")
+    'a[U+202E]b[U+001B][31m\\n'
+    """
+    if text.isprintable():
+        return text
+    return "".join(
+        c if c in "\n\t" or not unicodedata.category(c).startswith("C") else f"[U+{ord(c):04X}]" for c in text
+    )
+
+
+def show(text: str, file: TextIO | None = None) -> None:
+    """Print one plain line to a person, on the standard output by default."""
+    print(plain(text), file=sys.stdout if file is None else file, flush=True)
