@@ -234,7 +234,7 @@ def directions(groups: pd.DataFrame) -> Interval:
         return UNKNOWN
     found = float(own.mean() ** 2 / square.mean())
     around = mean_over(found * (2.0 * (own / own.mean() - 1.0) - (square / square.mean() - 1.0)), clusters(groups))
-    return Interval(found, found + around.low, found + around.high, around.n, around.clusters)
+    return Interval(found, found + around.low, found + around.high, around.n, around.clusters).within((1.0, math.inf))
 
 
 def score_mean(groups: pd.DataFrame, alpha: float) -> Interval:

@@ -24,6 +24,7 @@ from grpo_sweeps.publish.formats import with_interval_of
 from grpo_sweeps.report.claims import rules
 from grpo_sweeps.report.claims.finding import ESTIMATORS, UNKNOWN, Claim, Finding, nothing
 from grpo_sweeps.report.claims.rules import CONTRADICTED, HOLDS, UNDECIDED, all_of
+from grpo_sweeps.report.measure.spectral import range_of_difference
 from grpo_sweeps.report.read.arms import IGNORED, IGNORED_GROUPS, flatten, objective_of
 from grpo_sweeps.report.read.query import Sweep
 
@@ -155,7 +156,7 @@ def _rate(config: Mapping[str, Any]) -> float:
     return float((trainer.get("lr") or 0) if isinstance(trainer, Mapping) else math.nan)
 
 
-def change(groups: pd.DataFrame, alpha: float, beyond: bool = False) -> Interval:
+def change(groups: pd.DataFrame, R: int, alpha: float, beyond: bool = False) -> Interval:
     """Mean change of the effective rank from the reference to the other arm, clustered by prompt and seed; with
     `beyond` that of the effective rank less the null of the rows' own norms with equal texts made one."""
     if not len(groups):
@@ -163,7 +164,9 @@ def change(groups: pd.DataFrame, alpha: float, beyond: bool = False) -> Interval
     moved = groups["effective_rank_other"].astype(float) - groups["effective_rank"].astype(float)
     if beyond:
         moved = moved - groups["null_both_other"].astype(float) + groups["null_both"].astype(float)
-    return mean_interval(moved, pd.factorize(groups["prompt_id"])[0], groups["seed"], alpha=alpha)
+    found = mean_interval(moved, pd.factorize(groups["prompt_id"])[0], groups["seed"], alpha=alpha)
+    low, high = range_of_difference("effective_rank", R)
+    return found.within((2 * low, 2 * high) if beyond else (low, high))
 
 
 def _ranks(groups: pd.DataFrame) -> str:
@@ -185,7 +188,7 @@ def c16(sweep: Sweep, pair: Pair, alpha: float) -> Claim:
     for other in uniform_pairs(sweep):
         if other.reference == pair.reference:
             said = [
-                f"R = {R} {with_interval_of(change(groups[groups['first'].astype(bool)], alpha))}"
+                f"R = {R} {with_interval_of(change(groups[groups['first'].astype(bool)], R, alpha))}"
                 for R, groups in ((R, same_groups(sweep, runs)) for R, runs in other.runs.items())
             ]
             remarks.append(
@@ -201,11 +204,11 @@ def _c16_at(sweep: Sweep, R: int, runs: list[tuple[str, str]], alpha: float) -> 
     here, later = every[every["first"].astype(bool) & ~every["moved"].astype(bool)], every[~every["first"].astype(bool)]
     if not len(here):
         return nothing(R, "a higher rank")
-    rise, structure = (change(here, alpha / 2, beyond) for beyond in (False, True))
+    rise, structure = (change(here, R, alpha / 2, beyond) for beyond in (False, True))
     beyond = f"beyond orthogonal rows of these norms, equal texts once, {with_interval_of(structure)}"
     measured = f"{_ranks(here)}, change {with_interval_of(rise)}; {beyond}"
     if len(later):
-        measured += f"; later steps, of other policies, {with_interval_of(change(later, alpha / 2))}"
+        measured += f"; later steps, of other policies, {with_interval_of(change(later, R, alpha / 2))}"
     least = min(rise, structure, key=lambda one: one.high)
     return Finding(R, len(here), measured, "no change 0", raised(rise, structure), least, "a higher rank")
 
@@ -249,11 +252,11 @@ def _c19_at(sweep: Sweep, R: int, runs: list[tuple[str, str]], alpha: float) -> 
     if not len(every):
         return nothing(R, "no change")
     words = [
-        f"{name} ({len(part)} groups): {_ranks(part)}, change {with_interval_of(change(part, alpha))}"
+        f"{name} ({len(part)} groups): {_ranks(part)}, change {with_interval_of(change(part, R, alpha))}"
         for name, part in (("first update", here), ("after an update", judged), ("later steps", later))
         if len(part)
     ]
-    found = change(judged, alpha)
+    found = change(judged, R, alpha)
     verdict = rules.judge(found, -rules.SAME, rules.SAME, len(judged))
     if not any(_acted(sweep, other) for _, other in runs):
         words.append("nothing was clipped in the first step and there is no KL")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from grpo_sweeps.maths.intervals import Interval
+from grpo_sweeps.maths.intervals import MIN_CLUSTERS, Interval
 from grpo_sweeps.paper import ABOUT_TWO, MARGIN, SPARSE, TABLE1
 
 HOLDS = "holds in these runs"
@@ -76,7 +76,9 @@ IN_WORDS = (
     f"Any: a verdict needs its whole interval on one side, otherwise it says '{UNDECIDED}'; fewer than {MIN_GROUPS} "
     "measured mixed groups at an R decide nothing there. Intervals behind verdicts are widened so that all verdicts of "
     f"this report together are wrong by chance with probability about {ALPHA:g} (Bonferroni; Student's t over "
-    "clusters: more with few or very skewed groups), and by what the precision of the records allows.",
+    "clusters: more with few or very skewed groups), and by what the precision of the records allows. They are cut to "
+    "what a quantity can take: one that is the whole range says nothing. A mean over fewer than "
+    f"{MIN_CLUSTERS} runs or prompts has none.",
     f"C2, C3, controls: identities hold to {SUM_TOLERANCE:.0e}.",
     "C5: the gradient's norm scales with sigma_r when its log-log slope is between 1 and 2 (0 and 1 after division by "
     f"the group's standard deviation), give or take {SLOPE_MARGIN:g}.",

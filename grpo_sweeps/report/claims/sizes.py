@@ -19,6 +19,7 @@ from grpo_sweeps.publish.formats import with_interval_of
 from grpo_sweeps.report.claims import rules
 from grpo_sweeps.report.claims.finding import UNKNOWN, Claim, Finding, nothing
 from grpo_sweeps.report.claims.rules import CONTRADICTED, HOLDS, UNDECIDED, all_of
+from grpo_sweeps.report.measure.spectral import range_of_difference
 from grpo_sweeps.report.tables.pooled import clusters
 from grpo_sweeps.spectra.stacked import stacked_bounds
 
@@ -105,11 +106,12 @@ def recurrence(records: pd.DataFrame) -> float:
 
 
 def _over_steps(values: pd.Series, seeds: pd.Series, records: pd.DataFrame, alpha: float) -> Interval:
-    """Mean over steps, its interval widened by `recurrence`."""
+    """Mean effective rank over steps, its interval widened by `recurrence` and cut to what a stack's can be."""
     found = mean_over(values.astype(float), Clusters(np.arange(len(values)), seeds), alpha)
     wide = math.sqrt(recurrence(records))
     low, high = (found.mean + wide * (end - found.mean) for end in (found.low, found.high))
-    return Interval(found.mean, low, high, found.n, found.clusters)
+    rows = float(records.groupby(["run", "step"]).size().max() * records["R"].iloc[0])
+    return Interval(found.mean, low, high, found.n, found.clusters).within((1.0, rows))
 
 
 def _c20_at(R: int, groups: pd.DataFrame, records: pd.DataFrame, metrics: pd.DataFrame, alpha: float) -> Finding:
@@ -140,7 +142,8 @@ def _c20_at(R: int, groups: pd.DataFrame, records: pd.DataFrame, metrics: pd.Dat
 
 def difference(first: pd.DataFrame, second: pd.DataFrame, column: str, alpha: float) -> Interval:
     """Mean of a column over the groups of `first` less that over those of `second`, clustered by prompt and seed
-    through both, and widened by what the precision of the Grams allows where the column says (`..._floor_low`)."""
+    through both, widened by what the precision of the Grams allows where the column says (`..._floor_low`), and cut to
+    what the difference can be."""
     if not len(first) or not len(second):
         return UNKNOWN
     both, in_first = pd.concat([first, second]), np.repeat([True, False], [len(first), len(second)])
@@ -153,7 +156,9 @@ def difference(first: pd.DataFrame, second: pd.DataFrame, column: str, alpha: fl
         below, above = (both[f"{column}_floor_{end}"].to_numpy(dtype=float) - values for end in ("low", "high"))
         slack = [below[in_first].mean() - above[~in_first].mean(), above[in_first].mean() - below[~in_first].mean()]
     low, high = found + around.low + slack[0], found + around.high + slack[1]
-    return Interval(found, float(low), float(high), len(both), around.clusters)
+    sizes = int(first["R"].iloc[0]), int(second["R"].iloc[0])
+    interval = Interval(found, float(low), float(high), len(both), around.clusters)
+    return interval.within(range_of_difference(column, *sizes))
 
 
 def c21(arm: str, groups: dict[int, pd.DataFrame], alpha: float, scope: tuple[str, ...]) -> Claim:

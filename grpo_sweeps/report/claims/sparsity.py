@@ -11,7 +11,7 @@ from __future__ import annotations
 import numpy as np
 import pandas as pd
 
-from grpo_sweeps.maths.intervals import Interval, mean_over, paired_difference
+from grpo_sweeps.maths.intervals import MIN_CLUSTERS, Interval, mean_over, paired_difference
 from grpo_sweeps.paper import SPARSE, STATEMENTS
 from grpo_sweeps.publish.formats import with_interval_of
 from grpo_sweeps.report.claims import rules
@@ -19,7 +19,7 @@ from grpo_sweeps.report.claims.finding import UNKNOWN, Claim, Finding, nothing
 from grpo_sweeps.report.claims.rules import CONTRADICTED, HOLDS, UNDECIDED, all_of
 from grpo_sweeps.report.read.query import Sweep
 from grpo_sweeps.report.tables.layers import measured_updates
-from grpo_sweeps.report.tables.pooled import clusters, discarded
+from grpo_sweeps.report.tables.pooled import CHANGE, clusters, discarded
 
 READINGS = {
     "update/changed_share": "weights that a step changes",
@@ -55,7 +55,7 @@ def c6(arm: str, kind: str, records: dict[int, pd.DataFrame], sweep: Sweep, alph
         RECORDED if measured else NOT_RECORDED,
         "First and last third of each run's steps. The intervals of rho are over groups, clustered by prompt and seed; "
         "with one seed they cover the draw of prompts alone. The other intervals are over runs, paired, clustered by "
-        "seed, and with one seed there is none.",
+        "seed, and with one seed or two there is none.",
     ]
     if kind != "group mean":
         remarks.append("Not judged: eps is a size of the group mean's advantages, this arm's estimator has others.")
@@ -82,7 +82,7 @@ def fall_of(records: pd.DataFrame, eps: float, alpha: float) -> tuple[float, flo
     around = mean_over(len(ends) * moves[third != 0], clusters(ends), alpha)
     change = float(last.mean() - first.mean())
     interval = Interval(change, change + around.low, change + around.high, len(ends), around.clusters)
-    return float(first.mean()), float(last.mean()), interval
+    return float(first.mean()), float(last.mean()), interval.within(CHANGE)
 
 
 def thirds(records: pd.DataFrame, column: str) -> pd.DataFrame:
@@ -109,11 +109,11 @@ def _c6_at(R: int, records: pd.DataFrame, metrics: pd.DataFrame, alpha: float, j
         for eps, (first, last, change) in falls.items()
     ]
     runs = f"{len(shares)} run{'s' if len(shares) > 1 else ''}"
-    said.append(_words(shares, "all-equal groups")[1])
+    said.append(_words(shares, "all-equal groups"))
     for name, words in READINGS.items():
         found = thirds(metrics, name) if name in metrics else shares.iloc[:0]
         if len(found):
-            said.append(_words(found, words)[1])
+            said.append(_words(found, words))
     changes = [change for _, _, change in falls.values()]
     verdict = _verdict(changes) if judged else UNDECIDED
     return Finding(R, len(records), f"{'; '.join(said)} ({runs})", "no change 0", verdict, changes[0], "rho falls")
@@ -127,9 +127,10 @@ def _verdict(changes: list[Interval]) -> str:
     return HOLDS if all(change.known and change.high < 0 for change in changes) else UNDECIDED
 
 
-def _words(ends: pd.DataFrame, what: str) -> tuple[Interval, str]:
-    change = paired_difference(ends["first"], ends["last"], ends["seed"])
-    return change, (
+def _words(ends: pd.DataFrame, what: str) -> str:
+    change = paired_difference(ends["first"], ends["last"], ends["seed"]).within(CHANGE)
+    none = "" if change.known else f" (no interval from fewer than {MIN_CLUSTERS} seeds)"
+    return (
         f"{what} {ends['first'].mean():.3f} in the first third, {ends['last'].mean():.3f} in the last, change "
-        f"{with_interval_of(change, 3)}"
+        f"{with_interval_of(change, 3)}{none}"
     )

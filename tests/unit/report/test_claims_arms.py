@@ -237,7 +237,7 @@ def test_the_interval_of_a_difference_covers():
         for size in (60, 80):
             prompt = rng.integers(40, size=size)
             values = shared[prompt] + rng.standard_normal(size)
-            frames.append(pd.DataFrame({"x": values, "prompt_id": prompt.astype(str), "seed": 0}))
+            frames.append(pd.DataFrame({"x": values, "prompt_id": prompt.astype(str), "seed": 0, "R": 4}))
         found = sizes.difference(*frames, "x", 0.05)
         inside += found.low <= 0.0 <= found.high
     assert 0.9 <= inside / draws <= 0.99
@@ -256,7 +256,7 @@ def test_steps_that_share_prompts_are_not_independent_for_c20():
     rng, inside, sweeps, G, T = np.random.default_rng(0), 0, 200, 4, 40
     for _ in range(sweeps):
         of_prompt, prompts = rng.standard_normal(16), rng.integers(16, size=(T, G))
-        groups = pd.DataFrame({"run": "a", "seed": 0, "step": np.repeat(np.arange(T), G), "energy": 1.0})
+        groups = pd.DataFrame({"run": "a", "seed": 0, "R": 4, "step": np.repeat(np.arange(T), G), "energy": 1.0})
         groups = groups.assign(prompt_id=prompts.ravel(), effective_rank_floor_low=1.0, effective_rank_floor_high=1.0)
         metrics = pd.DataFrame({"R": 4, "seed": 0, STACKED: 2.0 + of_prompt[prompts].sum(axis=1)})
         interval = c20("all", {4: groups}, {4: groups}, metrics, 0.05).findings[0].interval

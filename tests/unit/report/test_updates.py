@@ -70,7 +70,7 @@ def test_steps_are_means_over_runs_and_leave_out_those_without_a_gradient(runs):
     table = update_steps(load_sweep("moved", runs))
     assert list(table["step"]) == [0, 3, 6, 12] * 2 and (table["runs"] == 2).all()
     assert table["changed_share"].to_numpy() == pytest.approx(0.5 - 0.01 * table["step"].to_numpy())
-    assert (table["changed_share_low"] < table["changed_share"]).all()
+    assert table["changed_share_low"].isna().all(), "two runs do not tell how far runs differ"
     header, rows = shown_steps(table)
     assert len(header) == len(rows[0]) == 7 and [r[:2] for r in rows[:2]] == [["2", "0"], ["2", "3"]]
     assert rows[0][-1] == "1.0e-04" and rows[0][3].startswith("1.000") and len(rows) <= 2 * SHOWN_STEPS
