@@ -75,9 +75,16 @@ def clipped_or_kl(config: Mapping[str, Any]) -> bool:
     return bool(away and not objective.critic and not objective.continuations)
 
 
+def of_the_value(config: Mapping[str, Any]) -> bool:
+    """One plain update with one advantage per rollout, whose baseline is the prompt's value: the oracle's."""
+    objective = objective_of(config)
+    return objective.choice == "oracle" and objective.ratio == "none" and not objective.kl_beta
+
+
 def token_pairs(sweep: Sweep) -> list[Pair]:
-    """C16: arms with credit by token against a plain arm of a group baseline."""
-    return _pairs(sweep, by_token, plain, ("objective.", "estimator."))
+    """C16: arms with credit by token against a plain arm of a group baseline, and against one of the oracle's."""
+    free = ("objective.", "estimator.")
+    return [pair for reference in (plain, of_the_value) for pair in _pairs(sweep, by_token, reference, free)]
 
 
 def uniform_pairs(sweep: Sweep) -> list[Pair]:
@@ -177,12 +184,15 @@ def _ranks(groups: pd.DataFrame) -> str:
 def c16(sweep: Sweep, pair: Pair, alpha: float) -> Claim:
     """The change of the rank from the plain arm to the one with credit by token, in the same groups."""
     findings = tuple(_c16_at(sweep, R, runs, alpha) for R, runs in pair.runs.items())
+    of_value = all(of_the_value(sweep.configs[one]) for runs in pair.runs.values() for one, _ in runs)
     remarks = [
         "The rule: the effective rank, and what it has beyond orthogonal rows of the same norms with equal texts made "
         f"one, both rise; a rise by less than {rules.RISE:g} is none. Norms alone can raise a rank, which is no "
         "structure.",
-        "Two things differ between the arms, the baseline and the credit by token: an arm with one advantage per "
-        "rollout and another baseline than the group's, where there is one, tells what the baseline does.",
+        "Both arms have a value for the baseline, and one of them has it at each token: what differs is the credit."
+        if of_value
+        else "Two things differ between the arms, the baseline and the credit by token: against the arm of "
+        "objective=oracle, whose baseline is the prompt's value, the credit alone differs.",
         "Compared are the same groups at one policy: the first step's, and every step's where trainer.lr = 0.",
     ]
     for other in uniform_pairs(sweep):

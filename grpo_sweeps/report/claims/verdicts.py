@@ -66,7 +66,7 @@ NEEDS = {
         "groups have no Gram, and most prompts come once. Needed: every group of repeated prompts measured."
     ),
     "C16": (
-        "needed are runs that differ in the objective alone, of the same R and seeds: objective=reinforce,ppo,vine, "
+        "needed are runs that differ in the objective alone, of the same R and seeds: objective=reinforce,ppo,vine,oracle, "
         "best with trainer.lr=0, where every step's groups can be compared."
     ),
     "C17": (

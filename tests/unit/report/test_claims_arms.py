@@ -108,6 +108,27 @@ def test_arms_with_one_advantage_stand_beside_and_runs_of_other_settings_are_not
     assert any("rloo" in remark and "R = 4 0.00 [0.00, 0.00]" in remark for remark in claim.remarks)
 
 
+ORACLE = {
+    "objective": {"continuations": 32}, "estimator._target_": "grpo_sweeps.estimators.reinforce.reinforce"
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(("oracle", "expected"), [(ONE_WAY, HOLDS), (EVERY_WAY, CONTRADICTED)])
+def test_credit_by_token_is_compared_with_the_oracles_baseline_too(write, tmp_path, oracle, expected):
+    """A rise that the oracle's baseline has as well is the baseline's, and no credit's."""
+    for extra, change in (({}, ONE_WAY), (ORACLE, oracle), (VINE, EVERY_WAY)):
+        write(tmp_path, "s", 4, 0, config=FIXED | extra, change=change, evaluate=False)
+    sweep = load_sweep("s", tmp_path)
+    mean, value = paired.token_pairs(sweep)
+    assert "estimator=grpo" in mean.reference and "continuations=32" in value.reference
+    claims = {c.arm: c for c in judge_claims(sweep) if c.id == "C16"}
+    assert claims[mean.name].verdict == HOLDS and claims[value.name].verdict == expected
+    (finding,) = claims[value.name].findings
+    assert f"change {2.36 if expected == HOLDS else 0:.2f} [" in finding.measured and finding.interval.known
+    assert any("what differs is the credit" in remark for remark in claims[value.name].remarks)
+    assert paired.extra_cells(sweep) == 1
+
+
 def clipping(write, tmp_path, other, clipped=0.1, config=CLIP, steps=2):
     """Many groups in a step: those of its second half are differentiated after an update."""
     for extra, change in (({}, ONE_WAY), (config, other)):
