@@ -69,6 +69,9 @@ SAME = MARGIN
 MIN_STEPS = 30
 """C20: steps with a mixed measured group below which an R is not decided."""
 
+MIN_THIRD_STEPS = 3
+"""C6, Q3: measured steps in the first and in the last third of training below which no change between them is told."""
+
 MIDDLE = (0.25, 0.75)
 """C18: prompts of middling difficulty are those of groups whose share of right rollouts lies in this range."""
 
@@ -83,7 +86,7 @@ IN_WORDS = (
     "C5: the gradient's norm scales with sigma_r when its log-log slope is between 1 and 2 (0 and 1 after division by "
     f"the group's standard deviation), give or take {SLOPE_MARGIN:g}.",
     f"C6: sparsity grows when the shares of advantages beyond {' and '.join(f'{eps:g}' for eps in SPARSE)} both fall "
-    "from the first to the last third of the steps.",
+    f"from the first to the last third of the steps, {MIN_THIRD_STEPS} measured steps or more in each.",
     f"C7: a rank bound is broken when {WITNESSES} groups exceed it beyond the precision of K, and holds when at most "
     f"{TOLERATED_SHARE:.0%} do.",
     f"C8: 'about 2' means a mean effective rank within {MARGIN:g} of {ABOUT_TWO:g}. With fewer than {MIN_GROUPS} "

@@ -66,8 +66,8 @@ NEEDS = {
         "groups have no Gram, and most prompts come once. Needed: every group of repeated prompts measured."
     ),
     "C16": (
-        "needed are runs that differ in the objective alone, of the same R and seeds: objective=reinforce,ppo,vine,oracle, "
-        "best with trainer.lr=0, where every step's groups can be compared."
+        "needed are runs that differ in the objective alone, of the same R and seeds: "
+        "objective=reinforce,ppo,vine,oracle, best with trainer.lr=0, where every step's groups can be compared."
     ),
     "C17": (
         "the action values of tokens are not in a record. Values from fresh continuations: python -m "

@@ -215,6 +215,30 @@ def test_c6_is_that_fewer_advantages_lie_beyond_eps(write, tmp_path, when, expec
     assert any("The sparse gradient of 5.1 is undefined in the paper" in remark for remark in claims["C6"].remarks)
 
 
+@pytest.mark.parametrize(("steps", "told"), [((0, 30, 59), False), ((0, 3, 30, 56, 59), False), (range(60), True)])
+def test_c6_tells_no_change_from_a_third_of_which_few_steps_were_measured(write, tmp_path, steps, told):
+    """One step is no third of a training, however many groups it has."""
+    claims_of(write, tmp_path, equal_where(lambda step: step >= 40), (4,), steps=60)
+    sweep, kept = load_sweep("s", tmp_path), np.array(list(steps))
+    nearest = np.abs(sweep.groups["step"].to_numpy()[:, None] - kept).argmin(axis=1)
+    sweep.groups["step"] = kept[nearest]
+    claims = {claim.id: claim for claim in judge_claims(sweep)}
+    found = at(claims["C6"], 4)
+    assert (found.verdict, found.interval.known) == ((HOLDS, True) if told else (UNDECIDED, False))
+    counts = [int(np.sum(kept < 20)), int(np.sum(kept >= 40))]
+    assert f"{counts[0]} and {counts[1]} measured steps in the first and the last third" in found.measured
+    assert ("fewer than 3: no change is told" in found.measured) is not told
+
+
+def test_q3_tells_no_change_from_few_measured_steps(write, tmp_path):
+    claims_of(write, tmp_path, scored(), (4,), steps=60)
+    sweep = load_sweep("s", tmp_path)
+    every = at({claim.id: claim for claim in judge_claims(sweep)}["Q3"], 4).measured
+    assert "20 and 20 measured steps in the two thirds" in every
+    sweep.groups["step"] = sweep.groups["step"] // 30 * 30  # 0 and 30: one step in the first third, one in the last
+    assert at({claim.id: claim for claim in judge_claims(sweep)}["Q3"], 4).measured == "nothing measured"
+
+
 def test_c6_is_not_judged_by_another_estimators_sizes_nor_where_groups_were_discarded(write, tmp_path):
     late = equal_where(lambda step: step >= 40)
     claims, _ = claims_of(write, tmp_path / "std", late, (4,), steps=60, estimator="grpo_std")
