@@ -32,13 +32,13 @@ def c18(arm: str, groups: dict[int, pd.DataFrame], records: dict[int, pd.DataFra
     """Which part of the squared norms comes from groups of middling k. Shown and never judged."""
     findings = tuple(_c18_at(R, g, records[R]) for R, g in groups.items())
     remarks = (
-        f"It {UNDECIDED}: the weight on a prompt is the factor between E g and its grad J, and E g takes all-equal "
-        "groups in. It is (R-1)/R for the group mean, 1 for leave-one-out, at every success rate: exact, see the "
-        "theory report. No record can say otherwise.",
+        f"It is {rules.NOT_FOR_RUNS}: the weight on a prompt is the factor between E g and its grad J, and E g takes "
+        "all-equal groups in. It is (R-1)/R for the group mean, 1 for leave-one-out, at every success rate: exact, see "
+        "the theory report. No record can say otherwise.",
         "Shown is the squared norm by k, most of it noise: that groups of middling k have longer gradients is no "
         "weight on their prompts.",
     )
-    return Claim("C18", arm, STATEMENTS["C18"].brief, UNDECIDED, findings, remarks)
+    return Claim("C18", arm, STATEMENTS["C18"].brief, rules.by_theory("C18"), findings, remarks)
 
 
 def _c18_at(R: int, groups: pd.DataFrame, records: pd.DataFrame) -> Finding:
@@ -54,7 +54,8 @@ def _c18_at(R: int, groups: pd.DataFrame, records: pd.DataFrame) -> Finding:
         f"groups of {middle} are {occur:.1%} of all and carry {carried:.1%} of the squared norm of "
         "the gradients of the measured mixed groups"
     )
-    return Finding(R, len(known), measured, "weight the same at every k", UNDECIDED, UNKNOWN, "the middle most")
+    verdict = rules.by_theory("C18")
+    return Finding(R, len(known), measured, "weight the same at every k", verdict, UNKNOWN, "the middle most")
 
 
 def step_bounds(groups: pd.DataFrame) -> pd.DataFrame:

@@ -15,7 +15,7 @@ from grpo_sweeps.maths.intervals import MIN_CLUSTERS, Interval, mean_over, paire
 from grpo_sweeps.paper import SPARSE, STATEMENTS
 from grpo_sweeps.publish.formats import with_interval_of
 from grpo_sweeps.report.claims import rules
-from grpo_sweeps.report.claims.finding import UNKNOWN, Claim, Finding, nothing
+from grpo_sweeps.report.claims.finding import UNKNOWN, Claim, Finding, not_about, nothing
 from grpo_sweeps.report.claims.rules import CONTRADICTED, HOLDS, UNDECIDED, all_of
 from grpo_sweeps.report.read.query import Sweep
 from grpo_sweeps.report.tables.layers import measured_updates
@@ -58,11 +58,12 @@ def c6(arm: str, kind: str, records: dict[int, pd.DataFrame], sweep: Sweep, alph
         "with one seed they cover the draw of prompts alone. The other intervals are over runs, paired, clustered by "
         "seed, and with one seed or two there is none.",
     ]
-    if kind != "group mean":
-        remarks.append("Not judged: eps is a size of the group mean's advantages, this arm's estimator has others.")
     if not whole:
         remarks.append("Not judged: resampling discarded groups of equal rewards, which are among those that count.")
-    return Claim("C6", arm, STATEMENTS["C6"].brief, all_of([f.verdict for f in findings]), findings, tuple(remarks))
+    found = Claim("C6", arm, STATEMENTS["C6"].brief, all_of([f.verdict for f in findings]), findings, tuple(remarks))
+    if kind == "group mean":
+        return found
+    return not_about(found, "eps is a size of the group mean's advantages, and this arm's estimator has others.")
 
 
 def third_of_run(measured: pd.DataFrame, whole: pd.DataFrame | None = None) -> pd.Series:
