@@ -14,8 +14,9 @@ and scores; for a coin the slope 1), else it is the mean of the decisive value o
 Rollouts and problems stay, so that intervals, which allow for their draw, miss less than 5% there. Of an exact policy
 the truth is the sum over all groups that can be drawn; for C20, whose steps are too many, the mean of 4000 drawn steps.
 
-A verdict is wrong where it says "contradicted" of what is true or "holds" of what is not; of C6, where nothing changes,
-both are; of C9 the error that rollouts are not draws of the policy. C10 and C21 are judged as if the model were the
+A verdict is wrong where it says "contradicted" of what is true or "holds" of what is not, with a correction too where
+there is nothing to correct; of C4 none is decided whose bounds say nothing; of C6, where nothing changes, both are; of
+Shuffled a rejection of a null that is true; of C9 the error that rollouts are not draws of the policy. C10 and C21 are judged as if the model were the
 paper's. C8 stands by the other definitions of rank too: for a coin and a hash no truth of them is known. The columns:
 
     decided, wrong   verdicts at the level of a report, with the share of wrong ones, its Clopper-Pearson 95% interval
@@ -68,6 +69,8 @@ JUDGED = ("C2", "C3", "C4", "C5", "C6", "C7", "C8", "C9", "C10", "C20", "C21", "
 IDENTITIES = ("C2", "C3", "C4", "Controls")
 NAME = "frozen"
 OFF = "error: not draws of the policy"  # what C9 says where the score-mean null is excluded
+REJECTED = (rules.LONGER, rules.SHORTER, f"{rules.LONGER} and {rules.SHORTER.rpartition(': ')[2]}")
+DECIDED = (HOLDS, rules.CORRECTED, CONTRADICTED, OFF, *REJECTED)
 WHOLE = 0  # stands for the claim as a whole where an R would stand
 STEPS_OF_C20 = 4000
 TIMES = 4  # that a problem comes in a sweep, about
@@ -90,8 +93,10 @@ def within(value: float, low: float, high: float) -> frozenset[str]:
 
 def wrong_of(claim: str, R: int, value: float, other: float = np.nan) -> frozenset[str]:
     """The wrong verdicts where the decisive value is known; other: C10's second, the effective rank."""
-    if claim == "C5":
-        return within(value, *np.add(rules.SLOPES["group mean"], (-rules.SLOPE_MARGIN, rules.SLOPE_MARGIN)))
+    if claim == "C5":  # a correction says that the slope is not 1
+        low, high = np.add(rules.IN_PROPORTION, (-rules.SLOPE_MARGIN, rules.SLOPE_MARGIN))
+        wrong = within(value, low, high)
+        return wrong | ({rules.CORRECTED} if HOLDS in wrong or value == 1.0 else set())
     if claim == "C7":  # any counterexample contradicts; up to a tolerated share of them both verdicts are right
         return frozenset({CONTRADICTED} if value == 0 else {HOLDS} if value > rules.TOLERATED_SHARE else ())
     if claim in ("C8", "C20"):
@@ -113,11 +118,13 @@ def always(R: int) -> dict[tuple[str, int], Truth]:
 
 
 def whole(truths: Mapping[tuple[str, int], Truth], claim: str) -> frozenset[str]:
-    """Of a claim about every R: "contradicted" is wrong where it is at each R, "holds" where it is at one."""
+    """Of a claim about every R: "holds" is wrong, corrected or not, where it is at one R, other verdicts where they are
+    at each."""
     parts = [truth.wrong for (one, _), truth in truths.items() if one == claim]
-    wrong = {HOLDS} if any(HOLDS in part for part in parts) else set()
-    return frozenset(wrong | ({CONTRADICTED} if parts and all(CONTRADICTED in part for part in parts) else set())
-                     | ({OFF} if claim == "C9" else set()))  # fmt: skip
+    wrong = {HOLDS, rules.CORRECTED} if any(HOLDS in part for part in parts) else set()
+    at_each = (CONTRADICTED, rules.CORRECTED, *REJECTED)
+    wrong |= {verdict for verdict in at_each if parts and all(verdict in part for part in parts)}
+    return frozenset(wrong | ({OFF} if claim == "C9" else set()))
 
 
 def judged(sweep: Sweep, alpha: float | None) -> list[Claim]:
@@ -179,7 +186,7 @@ def truths_of_redrawn(lines: pd.DataFrame, kind: str) -> dict[tuple[str, int], T
     means = alone.groupby(["claim", "R"])["mean"].mean()
     found: dict[tuple[str, int], Truth] = {}
     for R in sorted(alone["R"].unique()):
-        found |= always(R) | {("Shuffled", R): Truth(frozenset({CONTRADICTED}), 0.5)}
+        found |= always(R) | {("Shuffled", R): Truth(frozenset(REJECTED), 0.5)}
         for claim in ("C5", "C7", "C8", "C10", "C20", "C21"):
             value = float(means.get((claim, R), np.nan))
             if claim == "C5" and kind == "coin" and not np.isnan(value):
@@ -255,7 +262,7 @@ def tabled(kind: str, lines: pd.DataFrame, truths: Mapping[tuple[str, int], Trut
         rows.append({
             "kind": kind, "claim": claim, "R": R or "all",
             "truth": "" if np.isnan(truth.value) else f"{truth.value:.3g}{' (mean)' if truth.mean else ''}",
-            "sweeps": len(report), "decided": int(report["verdict"].isin((HOLDS, CONTRADICTED, OFF)).sum()),
+            "sweeps": len(report), "decided": int(report["verdict"].isin(DECIDED).sum()),
             "wrong": int(report["wrong"].sum()), "rate %": share_in_words(int(report["wrong"].sum()), len(report)),
             "stated %": f"{100 * alpha * sizes:.2g}" if decisive else "0",
             "wrong at 5%": int(alone["wrong"].sum()),

@@ -10,7 +10,10 @@ and Student's t with Satterthwaite's degrees of freedom, V^2 / (V_prompt^2/(G_pr
 least min(G_prompt, G_seed) - 1. With three seeds the t quantile is therefore wide, as it must be. In simulations with
 60 groups per run and a seed effect between none and dominant, coverage was 91-96% with two seeds, 94-98% with three.
 One seed tells nothing about the seed's share: the interval then covers only the draw of prompts, and the report says
-so. It is closed-form, so there is no random seed in it; the tests compare it with a brute-force cluster
+so. Two clusters and no more, such as the means of two runs, give no interval: Student's t of one degree of freedom
+reaches 12.7 times half their distance to either side, which says nothing. An interval over prompts and two seeds may be
+as wide where the seeds differ; `Interval.within` leaves of any interval what its quantity can take, which holds the
+truth as often. It is closed-form, so there is no random seed in it; the tests compare it with a brute-force cluster
 bootstrap.
 """
 
@@ -24,6 +27,12 @@ from scipy import sparse, special
 from scipy.sparse import csgraph
 
 from grpo_sweeps.types import Array
+
+MIN_CLUSTERS = 3
+"""Clusters, of one kind at least, below which a mean has no interval."""
+
+SHARE, POSITIVE, ANY = (0.0, 1.0), (0.0, float("inf")), (float("-inf"), float("inf"))
+"""Ranges of quantities: of a share, of a size, of what can be any number."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,6 +53,18 @@ class Interval:
     def inside(self, low: float, high: float) -> bool:
         """True when the whole interval lies in [low, high]."""
         return self.known and low <= self.low and self.high <= high
+
+    def within(self, range_of: tuple[float, float]) -> Interval:
+        """The interval without what the quantity cannot take: its two ends cut to `range_of`, never beyond the mean.
+
+        >>> Interval(2.0, -39.0, 44.0, 12).within((1.0, 4.0))
+        Interval(mean=2.0, low=1.0, high=4.0, n=12, clusters=())
+        """
+        if not self.known:
+            return self
+        least, most = range_of
+        low, high = min(max(self.low, least), self.mean), max(min(self.high, most), self.mean)
+        return Interval(self.mean, low, high, self.n, self.clusters)
 
     def outside(self, low: float, high: float) -> bool:
         """True when no part of the interval lies in [low, high]."""
@@ -124,6 +145,7 @@ def mean_interval(values: ArrayLike, *clusters: ArrayLike, alpha: float = 0.05) 
     """Mean of `values` (n,) and its two-sided 1 - alpha interval, given up to two cluster labellings (n,).
 
     Without labels every value is its own cluster (the ordinary t interval). NaN values are dropped with their labels.
+    NaN ends with fewer than `MIN_CLUSTERS` clusters of each kind.
     Raises ValueError for more than two labellings or labels of another length.
 
     >>> interval = mean_interval([1.0, 2.0, 3.0])
@@ -145,6 +167,8 @@ def mean_over(values: ArrayLike, clusters: Clusters, alpha: float = 0.05) -> Int
         return Interval(float("nan"), float("nan"), float("nan"), 0, (0,) * len(clusters.codes))
     mean = float(x.mean())
     variance, freedom, counts = own.variance(x - mean)
+    if max(counts) < MIN_CLUSTERS:
+        return Interval(mean, float("nan"), float("nan"), len(x), counts)
     half = t_quantile(1.0 - alpha / 2.0, freedom) * np.sqrt(variance)
     return Interval(mean, float(mean - half), float(mean + half), len(x), counts)
 
@@ -159,7 +183,7 @@ def skewed_interval(values: ArrayLike, alpha: float = 0.05) -> Interval:
         g(t) = t + c t^2 / (3 sqrt n) + c^2 t^3 / (27 n) + c / (6 sqrt n)
 
     is symmetric to higher order and increasing, so the ends are mean - s/sqrt(n) times g's inverse of the quantiles of
-    Student's t. Without skewness, and for n = 2, this is the ordinary t interval. NaN ends for fewer than two values.
+    Student's t. Without skewness this is the ordinary t interval. NaN ends for fewer than `MIN_CLUSTERS` values.
 
     >>> interval = skewed_interval([1.0, 2.0, 3.0])
     >>> interval.mean, round(interval.low, 3), round(interval.high, 3)
@@ -167,10 +191,10 @@ def skewed_interval(values: ArrayLike, alpha: float = 0.05) -> Interval:
     """
     x = np.asarray(values, dtype=np.float64)
     n, mean = len(x), float(x.mean()) if len(x) else float("nan")
-    if n < 2:
+    if n < MIN_CLUSTERS:
         return Interval(mean, float("nan"), float("nan"), n, (n,))
     spread, q = float(x.std(ddof=1)), t_quantile(1.0 - alpha / 2.0, n - 1.0)
-    third = float(np.mean((x - mean) ** 3)) * n**2 / ((n - 1) * (n - 2)) if n > 2 else 0.0
+    third = float(np.mean((x - mean) ** 3)) * n**2 / ((n - 1) * (n - 2))
     c = third / spread**3 if spread > 0 else 0.0
 
     def inverse(y: float) -> float:

@@ -35,7 +35,9 @@ from grpo_sweeps.report.tables.logged import curve_table, float32_section, float
 from grpo_sweeps.report.tables.pooled import headline
 
 CAPTION = (
-    "Mean over mixed groups of the per-group value, with 95% intervals clustered by prompt and seed. Paper: Table 1 of "
+    "Mean over mixed groups of the per-group value, with 95% intervals clustered by prompt and seed, cut to the values "
+    "that a quantity can take (an effective rank from 1 to R): one that is the whole range says nothing. Paper: Table "
+    "1 of "
     f"arXiv {ARXIV}. Null: effective rank of orthogonal scores of equal norm; the same with equal texts counted once; "
     "and with the measured norms as well. Accuracy: held-out problems, sampled as in training; gain: last less first "
     "evaluation, paired by problem."

@@ -38,7 +38,9 @@ K_NULLS = {
     "null_gaussian": "null: Gaussian, own spectrum",
 }
 TONES = {rules.HOLDS: ("yes", "✓"), rules.CONTRADICTED: ("no", "✗"), rules.UNDECIDED: ("open", "?")}
-TONES |= {verdict: ("open", "–") for verdict in (rules.UNDEFINED, rules.ASKED, rules.COMPARED)}
+TONES |= {rules.CORRECTED: ("yes", "≈")}
+SHOWN = ("open", "–")
+"""Of every other verdict: what was measured is shown, and neither for nor against the claim."""
 
 
 def render_page(
@@ -67,9 +69,10 @@ def render_page(
         arms=sweep.runs["arm"].nunique(),
         claims=[_claim(c) for c in claims],
         cards=_cards(claims),
-        tone=lambda verdict: TONES[verdict][0],
-        sign=lambda verdict: TONES[verdict][1],
+        tone=lambda verdict: TONES.get(verdict, SHOWN)[0],
+        sign=lambda verdict: TONES.get(verdict, SHOWN)[1],
         undecided=rules.UNDECIDED,
+        for_theory=[c for c in claims if not c.findings and c.id in rules.BY_THEORY],
         rules=rules.IN_WORDS,
         headline=headline(tables["table1"]),
         precision=_precision(tables["table1"]),

@@ -188,6 +188,11 @@ def _seeds(sweep: Sweep) -> list[str]:
             found.append(f"{_where(sweep, arm, R)} has no run with seed {', '.join(lacking)}.")
     if len(union) == 1:
         found.append("One seed: the intervals cover the draw of prompts, not the differences between training runs.")
+    if len(union) == 2:
+        found.append(
+            "Two seeds: a mean over runs has no interval, since two values do not tell how far runs differ; one over "
+            "prompts and seeds is wide where the two differ, and cut to what the quantity can take."
+        )
     return found
 
 

@@ -17,6 +17,7 @@ import pytest
 from grpo_sweeps.config.checks import check, check_functions
 from grpo_sweeps.estimators import DECLARATIONS, Declaration, grpo_std, weight_on
 from grpo_sweeps.paper import HOEFFDING_EPS, HOEFFDING_R, STATEMENTS
+from grpo_sweeps.report.claims import rules
 from grpo_sweeps.report.design.power import units_needed
 from grpo_sweeps.science import credit
 from grpo_sweeps.science.advantages import hoeffding
@@ -122,6 +123,7 @@ def test_the_verdicts_are_those_of_the_theory_report() -> None:
     rows = table(page_of(CLAIMS, "README"), "| claim | where | about | on an exact policy | seen in |")
     claims = judge(options, enumerate_all(options), credit.multi_turn(range(6)))
     assert [claim.id for claim in claims] == CLAIM_IDS
+    assert rules.BY_THEORY.items() <= {claim.id: claim.judgement for claim in claims}.items()
     for claim in claims:
         where, about, verdict, _ = rows[f"[{claim.id}]({claim.id}.md)"]
         statement = STATEMENTS[claim.id]

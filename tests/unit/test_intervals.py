@@ -76,8 +76,8 @@ def test_the_ends_of_a_skewed_interval_solve_halls_equation(x):
 
 
 def test_a_skewed_interval_of_few_or_equal_values():
-    assert not skewed_interval([1.0]).known
-    for x in ([1.0, 4.0], [2.0, 2.0, 2.0], [1.0, 2.0, 4.0, 5.0]):
+    assert not skewed_interval([1.0]).known and not skewed_interval([1.0, 4.0]).known
+    for x in ([1.0, 3.0, 5.0], [2.0, 2.0, 2.0], [1.0, 2.0, 4.0, 5.0]):
         plain, got = mean_interval(x), skewed_interval(x)
         assert (got.mean, got.low, got.high) == pytest.approx((plain.mean, plain.low, plain.high))
 
@@ -108,9 +108,20 @@ def test_too_little_data_has_no_interval():
     assert not mean_interval([1.0]).known and mean_interval([1.0]).mean == 1.0
     assert mean_interval([]).n == 0 and np.isnan(mean_interval([]).mean)
     assert not mean_interval([1.0, 2.0], ["a", "a"], [0, 0]).known
+    assert not mean_interval([1.0, 2.0], [0, 1]).known, "two values do not tell how far values differ"
+    assert not mean_interval([1.0, 2.0, 3.0, 4.0], ["a", "a", "b", "b"], [0, 1, 0, 1]).known
     assert mean_interval([1.0, 2.0, 3.0], ["a", "b", "c"], [0, 0, 0]).known
     with pytest.raises(ValueError, match="at most two"):
         mean_interval([1.0], [0], [0], [0])
+
+
+def test_an_interval_is_cut_to_what_the_quantity_can_take_and_keeps_its_mean():
+    wide = Interval(2.0, -39.0, 44.0, 12, (6, 2))
+    assert wide.within((1.0, 4.0)) == Interval(2.0, 1.0, 4.0, 12, (6, 2))
+    assert wide.within(intervals.ANY) == wide
+    off = Interval(-0.1, -0.3, 0.1, 9).within(intervals.POSITIVE)  # an estimate may lie outside
+    assert (off.low, off.high) == (-0.1, 0.1)
+    assert not Interval(2.0, np.nan, np.nan, 1).within((1.0, 4.0)).known
 
 
 def test_paired_difference_is_sharper_than_unpaired():

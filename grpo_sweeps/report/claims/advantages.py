@@ -11,9 +11,11 @@ from grpo_sweeps.maths.intervals import share_over
 from grpo_sweeps.paper import STATEMENTS, TAILS
 from grpo_sweeps.publish.formats import three_digits, with_interval_of
 from grpo_sweeps.report.claims import rules
-from grpo_sweeps.report.claims.finding import ERROR, UNKNOWN, Claim, Finding, nothing
+from grpo_sweeps.report.claims.finding import ERROR, UNKNOWN, Claim, Finding, not_about, nothing
 from grpo_sweeps.report.claims.rules import CONTRADICTED, HOLDS, UNDECIDED, all_of
 from grpo_sweeps.report.tables.pooled import clusters
+
+OTHER_ESTIMATOR = "The claim is about the advantages of the group mean, and this arm's estimator is another one"
 
 
 def c2(arm: str, kind: str, records: dict[int, pd.DataFrame]) -> Claim:
@@ -28,9 +30,8 @@ def c2(arm: str, kind: str, records: dict[int, pd.DataFrame]) -> Claim:
         "Each sum is relative to its group's largest value. The zero sum is one of advantages: weights of 1/length, "
         "or any that differ in a factor between rollouts, do not keep it."
     )
-    if not kind:
-        remarks.append("The claim is about the group mean; this arm's estimator is another one, its sums are shown.")
-    return Claim("C2", arm, STATEMENTS["C2"].brief, all_of([f.verdict for f in findings]), findings, tuple(remarks))
+    found = Claim("C2", arm, STATEMENTS["C2"].brief, all_of([f.verdict for f in findings]), findings, tuple(remarks))
+    return found if kind else not_about(found, f"{OTHER_ESTIMATOR}; its sums are shown.")
 
 
 def _c2_at(R: int, records: pd.DataFrame, kind: str) -> Finding:
@@ -47,6 +48,10 @@ def _c2_at(R: int, records: pd.DataFrame, kind: str) -> Finding:
     return Finding(R, len(sums), measured, "0 to rounding", verdict, UNKNOWN, "0")
 
 
+FACTORS = {"group mean": "(R-1)/R and -1/R", "leave-one-out": "R/(R-1) and -R/(R-1)^2"}
+"""Kinds of advantages whose variance and covariance are factors of sigma^2, in words."""
+
+
 def _factors(R: int, kind: str) -> tuple[float, float] | None:
     """Var A and Cov(A_i, A_j) over sigma^2, for i.i.d. rollouts of a prompt; None where there is no such factor."""
     if kind == "group mean":
@@ -58,15 +63,19 @@ def c3(arm: str, kind: str, records: dict[int, pd.DataFrame]) -> Claim:
     """Variance and covariance of the advantages over the variance of the rewards within groups."""
     findings = tuple(_c3_at(R, g, kind) for R, g in records.items())
     broken = [f for f in findings if f.verdict == CONTRADICTED]
-    remarks = (
-        *(f"{ERROR}{arm}, R = {f.R}: {f.measured}; expected {f.null}." for f in broken),
-        "An identity here: sigma^2 is the mean over groups of the variance of the rewards within one (ddof 1), so the "
-        "ratios are right in every group. It checks the records. A test of its own would need sigma^2 of a prompt from "
-        "other rollouts at the same weights, that is prompts drawn repeatedly within a step.",
-        "The claim is about the group mean. Leave-one-out has R/(R-1) and -R/(R-1)^2; divided by the group's standard "
-        "deviation an advantage has no such factor.",
-    )
-    return Claim("C3", arm, STATEMENTS["C3"].brief, all_of([f.verdict for f in findings]), findings, remarks)
+    remarks = [f"{ERROR}{arm}, R = {f.R}: {f.measured}; expected {f.null}." for f in broken]
+    if kind in FACTORS:
+        remarks.append(
+            "An identity here: sigma^2 is the mean over groups of the variance of the rewards within one (ddof 1), so "
+            "the ratios are right in every group. It checks the records. A test of its own would need sigma^2 of a "
+            "prompt from other rollouts at the same weights, that is prompts drawn repeatedly within a step."
+        )
+    verdict = all_of([f.verdict for f in findings])
+    found = Claim("C3", arm, STATEMENTS["C3"].brief, verdict, findings, tuple(remarks))
+    if kind == "group mean" or broken:
+        return found
+    own = f", which has {FACTORS[kind]}." if kind in FACTORS else ", which has no such factors of sigma^2."
+    return not_about(found, OTHER_ESTIMATOR + own)
 
 
 def _c3_at(R: int, records: pd.DataFrame, kind: str) -> Finding:
@@ -83,17 +92,19 @@ def _c3_at(R: int, records: pd.DataFrame, kind: str) -> Finding:
     if expected is not None:
         near = np.allclose((square, product), expected, rtol=rules.SUM_TOLERANCE, atol=rules.SUM_TOLERANCE)
         null, verdict = f"{expected[0]:.4f}, {expected[1]:.4f}", HOLDS if near else CONTRADICTED
-        if near and kind != "group mean":
-            verdict = UNDECIDED  # as it must be for this estimator, of which the paper says nothing
     return Finding(R, len(records), measured, null, verdict, UNKNOWN, paper)
 
 
 def c4(arm: str, kind: str, records: dict[int, pd.DataFrame]) -> Claim:
     """The shares of advantages above each eps beside the bound, and the share of mixed groups."""
     findings = tuple(_c4_at(R, g, kind) for R, g in records.items())
+    if kind != "group mean":
+        found = Claim("C4", arm, STATEMENTS["C4"].brief, UNDECIDED, findings, ())
+        return not_about(found, f"{OTHER_ESTIMATOR}: its shares stand beside the group mean's bound.")
     remarks = (
         "Chebyshev's inequality, which holds within every group for the variance of its own rewards: the records "
-        "cannot break it, and a bound of 1 or more says nothing.",
+        "cannot break it. A bound says nothing that is not below what is possible: 1, and for rewards of 0 and 1 the "
+        "largest chance of a mixed group, at p = 1/2.",
         "For rewards of 0 and 1 and eps < 1/R the exact chance is that of a mixed group, 1 - p^R - q^R, which rises "
         "with R. Whether the share of mixed groups follows it "
         f"{rules.UNDECIDED.removesuffix(' from these runs')} from these runs: p of a prompt at the same weights is "
@@ -111,9 +122,15 @@ def _c4_at(R: int, records: pd.DataFrame, kind: str) -> Finding:
     mixed = share_over(records["mixed"].astype(bool), clusters(records))
     measured = "; ".join(f"|A| > {eps:g}: {share:.3f}" for eps, share in zip(TAILS, shares, strict=True))
     measured += f"; mixed groups {with_interval_of(mixed, 3)}"
+    binary = bool(records["binary"].astype(bool).all())
+    possible = 1 - 2 * math.pow(0.5, R) if binary else 1.0
+    empty = sum(bound >= possible for bound in bounds)
     paper = "at most " + ", ".join(three_digits(bound) for bound in bounds)
-    paper += f" ({sum(bound >= 1 for bound in bounds)} of {len(bounds)} say nothing)"
+    paper += f" ({empty} of {len(bounds)} say nothing)"
     within = all(share <= bound + rules.SUM_TOLERANCE for share, bound in zip(shares, bounds, strict=True))
-    verdict = (HOLDS if within else CONTRADICTED) if kind == "group mean" else UNDECIDED
-    null = f"0 unless mixed; mixed at most {1 - 2 * math.pow(0.5, R):.3f} at any p"
+    verdict = (rules.SAYS_NOTHING if empty == len(bounds) else HOLDS) if within else CONTRADICTED
+    if kind != "group mean":
+        null = "no bound for this estimator"
+    else:
+        null = f"0 unless mixed; mixed at most {possible:.3f} at any p" if binary else "no share above 1"
     return Finding(R, len(records), measured, null, verdict, mixed, paper)

@@ -19,7 +19,7 @@ from grpo_sweeps.report.claims import rules
 from grpo_sweeps.report.claims.finding import UNKNOWN, Claim, Finding, estimator_of
 from grpo_sweeps.report.claims.rules import CONTRADICTED, GAIN_MARGIN, HOLDS, UNDECIDED, all_of
 from grpo_sweeps.report.read.query import Sweep
-from grpo_sweeps.report.tables.pooled import drawn_besides, first_and_last
+from grpo_sweeps.report.tables.pooled import CHANGE, drawn_besides, first_and_last
 
 KEY = "budget="
 
@@ -111,7 +111,8 @@ def gain_difference(sweep: Sweep, arm: str, R: int, least: int, alpha: float) ->
     if not len(both) or len(steps) > 1:
         return UNKNOWN
     difference = both["gain"] - both["gain_least"]
-    return mean_interval(difference, both["problem_id"], both["seed"], alpha=alpha)
+    found = mean_interval(difference, both["problem_id"], both["seed"], alpha=alpha)
+    return found.within((2 * CHANGE[0], 2 * CHANGE[1]))
 
 
 def _gains(sweep: Sweep, arm: str, R: int) -> pd.DataFrame:

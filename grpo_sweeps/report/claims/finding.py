@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from grpo_sweeps.estimators.declared import DECLARATIONS
 from grpo_sweeps.maths.intervals import Interval
@@ -55,6 +55,12 @@ class Claim:
 def nothing(R: int, paper: str = "") -> Finding:
     """The finding at an R without a group to judge."""
     return Finding(R, 0, "nothing measured", "", rules.UNDECIDED, UNKNOWN, paper)
+
+
+def not_about(claim: Claim, *why: str) -> Claim:
+    """The claim with its figures, where the arm is not what it is about: shown, and no verdict on it."""
+    findings = tuple(replace(finding, verdict=rules.NOT_ABOUT) for finding in claim.findings)
+    return replace(claim, verdict=rules.NOT_ABOUT, findings=findings, remarks=(*why, *claim.remarks))
 
 
 def by_length(sweep: Sweep, arm: str) -> bool:

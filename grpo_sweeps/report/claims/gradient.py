@@ -13,8 +13,8 @@ from grpo_sweeps.maths.intervals import Clusters, Interval, mean_over, t_quantil
 from grpo_sweeps.paper import STATEMENTS
 from grpo_sweeps.publish.formats import three_digits, three_digits_of, with_interval, with_interval_of
 from grpo_sweeps.report.claims import rules
-from grpo_sweeps.report.claims.finding import ERROR, UNKNOWN, Claim, Finding, nothing
-from grpo_sweeps.report.claims.rules import CONTRADICTED, UNDECIDED, UNDEFINED, all_of, judge
+from grpo_sweeps.report.claims.finding import ERROR, UNKNOWN, Claim, Finding, not_about, nothing
+from grpo_sweeps.report.claims.rules import UNDECIDED, UNDEFINED, all_of, judge
 from grpo_sweeps.report.measure.permutation import least_p
 from grpo_sweeps.report.tables.pooled import clusters, pooled
 from grpo_sweeps.types import Array
@@ -90,33 +90,70 @@ def log_linear(values_N: Array, x_N: Array) -> tuple[float, Array]:
 
 def c5(arm: str, kind: str, groups: dict[int, pd.DataFrame], records: dict[int, pd.DataFrame], alpha: float) -> Claim:
     """`groups`: the measured mixed ones by R; `records`: all of them."""
-    findings = tuple(_c5_at(R, g, records[R], kind, alpha) for R, g in groups.items())
+    findings = tuple(_c5_at(R, g, kind, alpha) for R, g in groups.items())
     decided = [f.verdict for f in findings if f.R > 3]  # at R = 2 and 3 there is one value of k(R-k)
-    low, high = rules.SLOPES.get(kind, (math.nan, math.nan))
+    about, (low, high) = rules.SLOPES.get(kind) == rules.IN_PROPORTION, rules.IN_PROPORTION
     remarks = [
-        f"The rule: slope interval within {low:g} to {high:g} (noise and signal alone), give or take "
-        f"{rules.SLOPE_MARGIN:g}."
-        if kind in rules.SLOPES
-        else "This arm's estimator has no predicted slope: nothing is decided.",
-        "Predicted for one prompt, advantages of the group mean, weights that are one factor times the advantages, and "
-        "right and wrong scores that vary alike; here prompts and steps are pooled, and which prompts have which k may "
-        "tilt the slope.",
+        f"The rule: the interval of the slope over the groups of these runs within {low:g} to {high:g}, which noise "
+        f"and signal alone make, give or take {rules.SLOPE_MARGIN:g}.",
+        "Pooled over prompts and steps that slope says how the norm goes with k in these runs, and is not that of one "
+        "prompt, from noise to signal: prompts of which one k is frequent may have longer gradients. Beside it stands "
+        "the slope within prompts, where problems come again with another k; the policy moves between.",
+        "Predicted for one prompt, advantages of the group mean up to one factor, weights that are one factor times "
+        "the advantages, and right and wrong scores that vary alike.",
+    ]
+    remarks = [] if not about else remarks
+    remarks += [
         "Norms are of the rows as weighted in the loss, every k of them in by_k.csv; the slope is of root mean squares "
         "by k, fitted to the squared norms of the groups (Poisson pseudo-likelihood) and not to logarithms of means, "
         "which few skewed groups make too small.",
     ]
-    remarks += [
-        f"R = {f.R}: slope 1, a norm in proportion to sigma_r as the claim is worded, is excluded "
-        f"({with_interval_of(f.interval)})."
-        for f in findings
-        if f.R > 3 and f.groups >= rules.MIN_GROUPS and f.interval.outside(1.0, 1.0)
-    ]
     for R, part in records.items():
         remarks += _edges(arm, R, part, kind)
-    return Claim("C5", arm, STATEMENTS["C5"].brief, all_of(decided), findings, tuple(remarks))
+    found = Claim("C5", arm, STATEMENTS["C5"].brief, all_of(decided), findings, tuple(remarks))
+    return found if about else not_about(found, f"The claim is about advantages r - mean up to a factor; {_own(kind)}.")
 
 
-def _c5_at(R: int, groups: pd.DataFrame, records: pd.DataFrame, kind: str, alpha: float) -> Finding:
+def _own(kind: str) -> str:
+    """What is known of the slope of another estimator."""
+    if kind not in rules.SLOPES:
+        return "this arm's estimator has no predicted slope"
+    low, high = rules.SLOPES[kind]
+    return f"divided by the group's standard deviation noise makes the slope {low:g} and signal {high:g}"
+
+
+def slope_within(groups: pd.DataFrame, alpha: float) -> Interval:
+    """As `slope`, with a factor of its own for each prompt: of 30 or more prompts with groups of several k(R-k).
+
+    The pseudo-likelihood's factor of a prompt is the sum of its squared norms over that of exp(2 slope x), which leaves
+    one equation, sum (g - E g) x = 0, increasing in the slope. n: the groups of such prompts.
+    """
+    spread = (groups["k"] * (groups["R"] - groups["k"])).astype(float)
+    used = groups[spread.groupby(groups["prompt_id"]).transform("nunique") > 1]
+    square = used["gradient_norm"].astype(float) ** 2
+    prompt, prompts = pd.factorize(used["prompt_id"])
+    if len(prompts) < rules.MIN_GROUPS or not square.sum() > 0:
+        return UNKNOWN
+    value_N, x_N = square.to_numpy() / square.mean(), np.log(spread[used.index].to_numpy())
+    total_P, at = np.bincount(prompt, value_N), 0.0
+    for _ in range(NEWTON_STEPS):
+        share_N = np.exp(at * x_N)
+        share_N = share_N / np.bincount(prompt, share_N)[prompt]
+        centre_N = x_N - np.bincount(prompt, share_N * x_N)[prompt]
+        mean_N = total_P[prompt] * share_N
+        curvature = float((mean_N * centre_N**2).sum())
+        if not curvature > 0:
+            return UNKNOWN
+        step = float((value_N - mean_N) @ x_N) / curvature
+        at += float(np.clip(step, -1.0, 1.0))
+        if abs(step) < 1e-12:
+            break
+    moves_N = len(x_N) * (value_N - mean_N) * centre_N / curvature
+    around = mean_over(moves_N, clusters(used), alpha)
+    return Interval(at, at + around.low, at + around.high, len(used), around.clusters)
+
+
+def _c5_at(R: int, groups: pd.DataFrame, kind: str, alpha: float) -> Finding:
     binary = groups[groups["k"].notna()] if len(groups) else groups
     if not len(binary):
         return nothing(R)
@@ -124,16 +161,28 @@ def _c5_at(R: int, groups: pd.DataFrame, records: pd.DataFrame, kind: str, alpha
     by_k = [f"k = {k}: {three_digits_of(pooled(binary[binary['k'] == k], 'gradient_norm'))}" for k in shown]
     found = slope(binary, alpha)
     words = with_interval_of(found) if found.known or np.isfinite(found.mean) else "none"
-    if found.outside(1.0, 1.0):
-        words += " (1 excluded)"
-    measured = f"slope {words}; mean norm {', '.join(by_k)}"
-    low, high = rules.SLOPES.get(kind, (math.nan, math.nan))
+    within = slope_within(binary, alpha) if R > 3 else UNKNOWN
+    own = f"{with_interval_of(within)} ({within.n} groups)" if within.n else "not to be had"
+    words += f", within prompts {own}" if R > 3 else ""
+    measured = f"slope over all groups {words}; mean norm {', '.join(by_k)}"
     verdict = UNDECIDED
     null = "one value of k(R-k): no slope" if R < 4 else "no slope predicted"
     if R > 3 and kind in rules.SLOPES:
-        verdict = judge(found, low - rules.SLOPE_MARGIN, high + rules.SLOPE_MARGIN, found.n)
-        null = f"noise alone {low:g}, signal alone {high:g}"
+        low, high = rules.SLOPES[kind]
+        verdict = verdict_of_slopes(found, within)
+        null = f"in one prompt noise alone {low:g}, signal alone {high:g}"
     return Finding(R, len(binary), measured, null, verdict, found, "grows with sigma_r")
+
+
+def verdict_of_slopes(over_all: Interval, within: Interval) -> str:
+    """C5's verdict at an R: the slope over all groups decides; what a slope within prompts denies stays open."""
+    low, high = np.add(rules.IN_PROPORTION, (-rules.SLOPE_MARGIN, rules.SLOPE_MARGIN))
+    verdict = judge(over_all, low, high, over_all.n)
+    if verdict != rules.HOLDS:
+        return verdict
+    if within.outside(low, high):
+        return UNDECIDED
+    return rules.CORRECTED if over_all.outside(1.0, 1.0) else verdict
 
 
 def _edges(arm: str, R: int, records: pd.DataFrame, kind: str) -> list[str]:
@@ -169,7 +218,9 @@ def shuffled(arm: str, groups: dict[int, pd.DataFrame], alpha: float, lengths: b
         "= sum of (1/2 - mid-p) over the root of the summed exact variances; where prompts recur the error is that "
         "over prompts if it is larger, since a text that comes again brings its reward along.",
         "A mean mid-p below 1/2: the gradient is longer than chance makes it, because right and wrong rollouts differ "
-        "in their scores' direction or length. Not below: no sign of it, which is no proof of none.",
+        "in their scores' direction or length. Above 1/2, with a one-sided p near 1 of being as long: shorter than "
+        "chance makes it, so that right and wrong rollouts are more alike than any two. Neither: no sign of either, "
+        "which is no proof of none. A rejection is of chance, and contradicts nothing that the paper says.",
         *(
             f"R = {R}: one group cannot reach a p-value below {three_digits(least_p(R))}"
             + (", so never .05." if least_p(R) > 0.05 else ".")
@@ -189,7 +240,9 @@ def shuffled(arm: str, groups: dict[int, pd.DataFrame], alpha: float, lengths: b
             f"{untested} measured groups have no permutation value: rewards that are not 0 and 1, no Gram of the "
             "scores, weights that do not follow the advantages, or too many assignments."
         )
-    verdict = CONTRADICTED if CONTRADICTED in verdicts else UNDECIDED  # chance alone can only fail to be excluded
+    rejected = sorted({verdict for verdict in verdicts if verdict != UNDECIDED})
+    # chance alone can only fail to be excluded
+    verdict = " and ".join([*rejected[:1], *(one.rpartition(": ")[2] for one in rejected[1:])]) or UNDECIDED
     return Claim("Shuffled", arm, SHUFFLED, verdict, findings, tuple(remarks), "The null")
 
 
@@ -207,13 +260,18 @@ def _shuffled_at(R: int, groups: pd.DataFrame, alpha: float) -> Finding:
     half = t_quantile(1.0 - alpha / 2.0, freedom) * error
     interval = Interval(mid_p, max(0.0, mid_p - half), min(1.0, mid_p + half), n, (n,))
     z = (0.5 - mid_p) / error
-    chance = float(special.ndtr(-z)) if math.isinf(freedom) else float(special.stdtr(freedom, -z))
+
+    def tail(at: float) -> float:
+        return float(special.ndtr(at)) if math.isinf(freedom) else float(special.stdtr(freedom, at))
+
     measured = (
-        f"mean mid-p {with_interval(mid_p, interval.low, interval.high, 3)}; z = {z:.2f}, combined one-sided p = "
-        f"{three_digits(chance)}; p below .05 in {below:.1%} of the groups"
+        f"mean mid-p {with_interval(mid_p, interval.low, interval.high, 3)}; z = {z:.2f}, combined one-sided p: as "
+        f"long by chance {three_digits(tail(-z))}, as short by chance {three_digits(tail(z))}; p below .05 in "
+        f"{below:.1%} of the groups"
     )
     out = n >= rules.MIN_GROUPS and interval.outside(0.5, 0.5)
-    return Finding(R, n, measured, "mean mid-p 0.5", CONTRADICTED if out else UNDECIDED, interval)
+    verdict = (rules.LONGER if mid_p < 0.5 else rules.SHORTER) if out else UNDECIDED
+    return Finding(R, n, measured, "mean mid-p 0.5", verdict, interval)
 
 
 def _error_of_mid_p(tested: pd.DataFrame) -> tuple[float, float]:
@@ -234,7 +292,7 @@ def directions(groups: pd.DataFrame) -> Interval:
         return UNKNOWN
     found = float(own.mean() ** 2 / square.mean())
     around = mean_over(found * (2.0 * (own / own.mean() - 1.0) - (square / square.mean() - 1.0)), clusters(groups))
-    return Interval(found, found + around.low, found + around.high, around.n, around.clusters)
+    return Interval(found, found + around.low, found + around.high, around.n, around.clusters).within((1.0, math.inf))
 
 
 def score_mean(groups: pd.DataFrame, alpha: float) -> Interval:

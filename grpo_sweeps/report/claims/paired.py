@@ -24,6 +24,7 @@ from grpo_sweeps.publish.formats import with_interval_of
 from grpo_sweeps.report.claims import rules
 from grpo_sweeps.report.claims.finding import ESTIMATORS, UNKNOWN, Claim, Finding, nothing
 from grpo_sweeps.report.claims.rules import CONTRADICTED, HOLDS, UNDECIDED, all_of
+from grpo_sweeps.report.measure.spectral import range_of_difference
 from grpo_sweeps.report.read.arms import IGNORED, IGNORED_GROUPS, flatten, objective_of
 from grpo_sweeps.report.read.query import Sweep
 
@@ -74,9 +75,16 @@ def clipped_or_kl(config: Mapping[str, Any]) -> bool:
     return bool(away and not objective.critic and not objective.continuations)
 
 
+def of_the_value(config: Mapping[str, Any]) -> bool:
+    """One plain update with one advantage per rollout, whose baseline is the prompt's value: the oracle's."""
+    objective = objective_of(config)
+    return objective.choice == "oracle" and objective.ratio == "none" and not objective.kl_beta
+
+
 def token_pairs(sweep: Sweep) -> list[Pair]:
-    """C16: arms with credit by token against a plain arm of a group baseline."""
-    return _pairs(sweep, by_token, plain, ("objective.", "estimator."))
+    """C16: arms with credit by token against a plain arm of a group baseline, and against one of the oracle's."""
+    free = ("objective.", "estimator.")
+    return [pair for reference in (plain, of_the_value) for pair in _pairs(sweep, by_token, reference, free)]
 
 
 def uniform_pairs(sweep: Sweep) -> list[Pair]:
@@ -155,7 +163,7 @@ def _rate(config: Mapping[str, Any]) -> float:
     return float((trainer.get("lr") or 0) if isinstance(trainer, Mapping) else math.nan)
 
 
-def change(groups: pd.DataFrame, alpha: float, beyond: bool = False) -> Interval:
+def change(groups: pd.DataFrame, R: int, alpha: float, beyond: bool = False) -> Interval:
     """Mean change of the effective rank from the reference to the other arm, clustered by prompt and seed; with
     `beyond` that of the effective rank less the null of the rows' own norms with equal texts made one."""
     if not len(groups):
@@ -163,7 +171,9 @@ def change(groups: pd.DataFrame, alpha: float, beyond: bool = False) -> Interval
     moved = groups["effective_rank_other"].astype(float) - groups["effective_rank"].astype(float)
     if beyond:
         moved = moved - groups["null_both_other"].astype(float) + groups["null_both"].astype(float)
-    return mean_interval(moved, pd.factorize(groups["prompt_id"])[0], groups["seed"], alpha=alpha)
+    found = mean_interval(moved, pd.factorize(groups["prompt_id"])[0], groups["seed"], alpha=alpha)
+    low, high = range_of_difference("effective_rank", R)
+    return found.within((2 * low, 2 * high) if beyond else (low, high))
 
 
 def _ranks(groups: pd.DataFrame) -> str:
@@ -174,18 +184,21 @@ def _ranks(groups: pd.DataFrame) -> str:
 def c16(sweep: Sweep, pair: Pair, alpha: float) -> Claim:
     """The change of the rank from the plain arm to the one with credit by token, in the same groups."""
     findings = tuple(_c16_at(sweep, R, runs, alpha) for R, runs in pair.runs.items())
+    of_value = all(of_the_value(sweep.configs[one]) for runs in pair.runs.values() for one, _ in runs)
     remarks = [
         "The rule: the effective rank, and what it has beyond orthogonal rows of the same norms with equal texts made "
         f"one, both rise; a rise by less than {rules.RISE:g} is none. Norms alone can raise a rank, which is no "
         "structure.",
-        "Two things differ between the arms, the baseline and the credit by token: an arm with one advantage per "
-        "rollout and another baseline than the group's, where there is one, tells what the baseline does.",
+        "Both arms have a value for the baseline, and one of them has it at each token: what differs is the credit."
+        if of_value
+        else "Two things differ between the arms, the baseline and the credit by token: against the arm of "
+        "objective=oracle, whose baseline is the prompt's value, the credit alone differs.",
         "Compared are the same groups at one policy: the first step's, and every step's where trainer.lr = 0.",
     ]
     for other in uniform_pairs(sweep):
         if other.reference == pair.reference:
             said = [
-                f"R = {R} {with_interval_of(change(groups[groups['first'].astype(bool)], alpha))}"
+                f"R = {R} {with_interval_of(change(groups[groups['first'].astype(bool)], R, alpha))}"
                 for R, groups in ((R, same_groups(sweep, runs)) for R, runs in other.runs.items())
             ]
             remarks.append(
@@ -201,11 +214,11 @@ def _c16_at(sweep: Sweep, R: int, runs: list[tuple[str, str]], alpha: float) -> 
     here, later = every[every["first"].astype(bool) & ~every["moved"].astype(bool)], every[~every["first"].astype(bool)]
     if not len(here):
         return nothing(R, "a higher rank")
-    rise, structure = (change(here, alpha / 2, beyond) for beyond in (False, True))
+    rise, structure = (change(here, R, alpha / 2, beyond) for beyond in (False, True))
     beyond = f"beyond orthogonal rows of these norms, equal texts once, {with_interval_of(structure)}"
     measured = f"{_ranks(here)}, change {with_interval_of(rise)}; {beyond}"
     if len(later):
-        measured += f"; later steps, of other policies, {with_interval_of(change(later, alpha / 2))}"
+        measured += f"; later steps, of other policies, {with_interval_of(change(later, R, alpha / 2))}"
     least = min(rise, structure, key=lambda one: one.high)
     return Finding(R, len(here), measured, "no change 0", raised(rise, structure), least, "a higher rank")
 
@@ -249,11 +262,11 @@ def _c19_at(sweep: Sweep, R: int, runs: list[tuple[str, str]], alpha: float) -> 
     if not len(every):
         return nothing(R, "no change")
     words = [
-        f"{name} ({len(part)} groups): {_ranks(part)}, change {with_interval_of(change(part, alpha))}"
+        f"{name} ({len(part)} groups): {_ranks(part)}, change {with_interval_of(change(part, R, alpha))}"
         for name, part in (("first update", here), ("after an update", judged), ("later steps", later))
         if len(part)
     ]
-    found = change(judged, alpha)
+    found = change(judged, R, alpha)
     verdict = rules.judge(found, -rules.SAME, rules.SAME, len(judged))
     if not any(_acted(sweep, other) for _, other in runs):
         words.append("nothing was clipped in the first step and there is no KL")

@@ -10,7 +10,6 @@ The exact assertions (`controls`) hold for any records; where one fails, the rec
 from __future__ import annotations
 
 import math
-from dataclasses import replace
 
 import pandas as pd
 
@@ -18,7 +17,7 @@ from grpo_sweeps.maths.intervals import Interval, bounded_interval, linked, mean
 from grpo_sweeps.paper import ABOUT_TWO, MARGIN, STATEMENTS, TABLE1
 from grpo_sweeps.publish.formats import with_interval_of
 from grpo_sweeps.report.claims import rules
-from grpo_sweeps.report.claims.finding import ERROR, UNKNOWN, Claim, Finding, nothing
+from grpo_sweeps.report.claims.finding import ERROR, UNKNOWN, Claim, Finding, not_about, nothing
 from grpo_sweeps.report.claims.rules import CONTRADICTED, HOLDS, UNDECIDED, all_of, for_every_R, judge
 from grpo_sweeps.report.measure.spectral import BELOW, CONTROLS
 from grpo_sweeps.report.tables.pooled import (
@@ -64,7 +63,7 @@ def rank_of_few(R: int, groups: pd.DataFrame, alpha: float) -> Interval:
     return Interval(middle.mean, low.low, high.high, middle.n, middle.clusters)
 
 
-NOT_ZERO = "Not judged: the advantages of this arm's estimator do not sum to zero in a group."
+NOT_ZERO = "The claim is about what follows from a zero sum, and this arm's advantages do not sum to zero in a group."
 
 
 def c7(arm: str, kind: str, groups: dict[int, pd.DataFrame], alpha: float) -> Claim:
@@ -73,16 +72,14 @@ def c7(arm: str, kind: str, groups: dict[int, pd.DataFrame], alpha: float) -> Cl
     kind: as for `c2`; the claim is about advantages that sum to zero, and is not judged where they do not.
     """
     findings = tuple(_c7_at(R, g, alpha) for R, g in groups.items())
-    if not kind:
-        findings = tuple(replace(finding, verdict=UNDECIDED) for finding in findings)
     remarks = (
-        *(() if kind else (NOT_ZERO,)),
         "The zero sum binds the advantages, not the rows: R rows of non-zero weight can have rank R. Only centring the "
         "rows brings the bound R - 1.",
         "A theorem that says 'at most' falls to a counterexample from any model.",
         *(_repeats(R, g) for R, g in groups.items() if len(g)),
     )
-    return Claim("C7", arm, STATEMENTS["C7"].brief, all_of([f.verdict for f in findings]), findings, remarks)
+    found = Claim("C7", arm, STATEMENTS["C7"].brief, all_of([f.verdict for f in findings]), findings, remarks)
+    return found if kind else not_about(found, NOT_ZERO)
 
 
 def _repeats(R: int, groups: pd.DataFrame) -> str:
@@ -96,10 +93,11 @@ def _repeats(R: int, groups: pd.DataFrame) -> str:
 
 def _c7_at(R: int, groups: pd.DataFrame, alpha: float) -> Finding:
     share = share_over(groups["numerical_rank"] > R - 1, clusters(groups), alpha)
-    verdict = judge(share, 0.0, rules.TOLERATED_SHARE, len(groups))
     witnesses = int((groups["numerical_rank"] > R - 1).sum())
     if witnesses >= rules.WITNESSES and len(groups) >= rules.MIN_GROUPS:
-        verdict = rules.CONTRADICTED
+        verdict = rules.CONTRADICTED  # whatever their share
+    else:
+        verdict = judge(share, 0.0, rules.TOLERATED_SHARE, len(groups))
     blurred = float((groups["resolution"] > rules.RESOLUTION).mean()) if len(groups) else math.nan
     if verdict == HOLDS and blurred > rules.TOLERATED_SHARE:
         verdict = UNDECIDED  # a low rank seen through a coarse K is no low rank
@@ -119,11 +117,10 @@ def c8(arm: str, kind: str, groups: dict[int, pd.DataFrame], alpha: float, scope
 
     kind: as for `c2`; the claim derives "about 2" from the zero sum and is not judged where there is none.
     """
-    findings = tuple(_c8_at(R, g, alpha, bool(kind)) for R, g in groups.items())
+    findings = tuple(_c8_at(R, g, alpha) for R, g in groups.items())
     verdict = all_of([f.verdict for f in findings])
     remarks = [*scope, *(_distinct_rank(R, g) for R, g in groups.items() if len(g))]
-    if not kind:
-        remarks.append(NOT_ZERO)
+    remarks += ["Judged is “for every R, because of the zero sum”: the value at each R, and where it comes from."]
     remarks += [
         f"R = {R}: about 2 without structure, by repeated texts and the norms of the rows: with equal texts made one "
         "the null is about 2 too, or the measured value is not told from it."
@@ -148,8 +145,9 @@ def c8(arm: str, kind: str, groups: dict[int, pd.DataFrame], alpha: float, scope
         verdict = UNDECIDED
         every = ", ".join(map(str, sorted(TABLE1)))
         remarks.append(f"'For every R' needs R = {every} together; at R = 2 no effective rank exceeds 2.")
-    if kind:
-        remarks += other_definitions(groups, alpha)
+    if not kind:
+        return not_about(Claim("C8", arm, STATEMENTS["C8"].brief, verdict, findings, tuple(remarks)), NOT_ZERO)
+    remarks += other_definitions(groups, alpha)
     return Claim("C8", arm, STATEMENTS["C8"].brief, verdict, findings, tuple(remarks))
 
 
@@ -193,7 +191,7 @@ def by_repeats(R: int, groups: pd.DataFrame, alpha: float, rank: str = "effectiv
     return False
 
 
-def _c8_at(R: int, groups: pd.DataFrame, alpha: float, judged: bool) -> Finding:
+def _c8_at(R: int, groups: pd.DataFrame, alpha: float) -> Finding:
     if not len(groups):
         return Finding(R, 0, "nothing measured", "", UNDECIDED, UNKNOWN, "about 2")
     few = len(groups) < rules.MIN_GROUPS
@@ -216,7 +214,7 @@ def _c8_at(R: int, groups: pd.DataFrame, alpha: float, judged: bool) -> Finding:
     verdict = judge(rank, *ABOUT, len(groups))
     if few and rank.outside(*ABOUT):
         verdict = CONTRADICTED
-    if not judged or (verdict == HOLDS and by_repeats(R, groups, alpha)):
+    if verdict == HOLDS and by_repeats(R, groups, alpha):
         verdict = UNDECIDED
     return Finding(R, len(groups), measured, null, verdict, rank, "about 2")
 

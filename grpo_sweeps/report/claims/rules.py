@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from grpo_sweeps.maths.intervals import Interval
+from grpo_sweeps.maths.intervals import MIN_CLUSTERS, Interval
 from grpo_sweeps.paper import ABOUT_TWO, MARGIN, SPARSE, TABLE1
 
 HOLDS = "holds in these runs"
@@ -13,6 +13,21 @@ UNDECIDED = "cannot be decided from these runs"
 UNDEFINED = "undefined in the paper"
 ASKED = "a question: shown, not judged"
 COMPARED = "compared, not judged"
+NOT_ABOUT = "not about this arm"
+SAYS_NOTHING = "says nothing here"
+"""Of a bound that is not below what is possible at all: it cannot fail, and holds nothing."""
+
+CORRECTED = "holds, corrected: not in proportion"
+"""C5: the norm grows with sigma_r, between noise and signal, and a norm in proportion to it is excluded."""
+
+LONGER, SHORTER = "null rejected: longer than chance", "null rejected: shorter than chance"
+"""Shuffled: chance alone is excluded, to which side. Not of the paper, which says nothing of it."""
+
+NOT_FOR_RUNS = "not a question for runs"
+BY_THEORY = {
+    "C12": "does not hold", "C14": "holds, corrected", "C18": "does not hold", "C23": "does not hold", "C24": "holds"
+}  # fmt: skip
+"""Claims that arithmetic or a theorem decides, with the verdict of the theory report."""
 
 ALPHA = 0.05
 """Chance, at most, that any verdict of one report is wrong by the draw of its data (Bonferroni over its tests)."""
@@ -47,6 +62,9 @@ SLOPES = {
 }  # fmt: skip
 """C5: slope of log norm on log sqrt(k(R-k))/R where noise and where signal rules, by kind of advantage."""
 
+IN_PROPORTION = (1.0, 2.0)
+"""C5: the range of the kinds that the claim is about, r - mean up to a factor for the step."""
+
 NO_SLOPE = ("Beta density",)
 """C5 says nothing of these kinds: a density fitted to each step divides every k by a number of its own."""
 
@@ -69,6 +87,9 @@ SAME = MARGIN
 MIN_STEPS = 30
 """C20: steps with a mixed measured group below which an R is not decided."""
 
+MIN_THIRD_STEPS = 3
+"""C6, Q3: measured steps in the first and in the last third of training below which no change between them is told."""
+
 MIDDLE = (0.25, 0.75)
 """C18: prompts of middling difficulty are those of groups whose share of right rollouts lies in this range."""
 
@@ -76,15 +97,22 @@ IN_WORDS = (
     f"Any: a verdict needs its whole interval on one side, otherwise it says '{UNDECIDED}'; fewer than {MIN_GROUPS} "
     "measured mixed groups at an R decide nothing there. Intervals behind verdicts are widened so that all verdicts of "
     f"this report together are wrong by chance with probability about {ALPHA:g} (Bonferroni; Student's t over "
-    "clusters: more with few or very skewed groups), and by what the precision of the records allows.",
+    "clusters: more with few or very skewed groups), and by what the precision of the records allows. They are cut to "
+    "what a quantity can take: one that is the whole range says nothing. A mean over fewer than "
+    f"{MIN_CLUSTERS} runs or prompts has none.",
+    f"A claim about an estimator, or what follows from its zero sum, is '{NOT_ABOUT}' where the arm has another one.",
     f"C2, C3, controls: identities hold to {SUM_TOLERANCE:.0e}.",
-    "C5: the gradient's norm scales with sigma_r when its log-log slope is between 1 and 2 (0 and 1 after division by "
-    f"the group's standard deviation), give or take {SLOPE_MARGIN:g}.",
+    f"C4: a bound that is not below what is possible at all '{SAYS_NOTHING}'; an R where none is does not count.",
+    "C5: the norm grows with sigma_r when its log-log slope over the groups of these runs is between 1 and 2, give or "
+    f"take {SLOPE_MARGIN:g}; where slope 1 is excluded it '{CORRECTED}'. A slope within prompts outside that range "
+    "leaves it open.",
     f"C6: sparsity grows when the shares of advantages beyond {' and '.join(f'{eps:g}' for eps in SPARSE)} both fall "
-    "from the first to the last third of the steps.",
-    f"C7: a rank bound is broken when {WITNESSES} groups exceed it beyond the precision of K, and holds when at most "
-    f"{TOLERATED_SHARE:.0%} do.",
-    f"C8: 'about 2' means a mean effective rank within {MARGIN:g} of {ABOUT_TWO:g}. With fewer than {MIN_GROUPS} "
+    f"from the first to the last third of the steps, {MIN_THIRD_STEPS} measured steps or more in each.",
+    f"C7: 'at most' is about every group, and false with a counterexample: {WITNESSES} groups of a rank above R - 1 "
+    f"beyond the precision of K contradict it, however few they are among all. With fewer it holds when the share of "
+    f"such groups is below {TOLERATED_SHARE:.0%} with its whole interval.",
+    f"C8: judged is 'for every R, because of the zero sum', so that arms without a zero sum are none of its. 'About 2' "
+    f"means a mean effective rank within {MARGIN:g} of {ABOUT_TWO:g}. With fewer than {MIN_GROUPS} "
     "groups it is still not 'about 2' where Hoeffding's interval, which asks for independent prompts and seeds and for "
     f"no distribution, excludes it. 'For every R' holds from R = {', '.join(map(str, sorted(TABLE1)))} together, and "
     "at no R where repeated texts and norms alone bring the null to 'about 2'.",
@@ -94,6 +122,8 @@ IN_WORDS = (
     f"of the rows' own norms with equal texts made one both rise, and does not when one rises by less than {RISE:g}.",
     "C19: clipping and KL leave the structure as it is when the effective rank of the same groups, after a first "
     f"update, changes by less than {SAME:g}.",
+    f"Shuffled: the null is rejected to one side or not at all, with {MIN_GROUPS} groups or more. That contradicts "
+    "nothing the paper says.",
     f"C20: a step has about 2 directions when the effective rank of its stacked groups is about 2 in {MIN_STEPS} steps "
     "or more, and has not when nothing that the groups' own spectra allow is about 2.",
 )
@@ -141,8 +171,25 @@ def for_every_R(verdict: str, measured: Iterable[int]) -> str:
     return UNDECIDED if verdict == HOLDS and set(TABLE1) - set(measured) else verdict
 
 
+def by_theory(claim: str) -> str:
+    """The verdict of a runs' report on a claim of `BY_THEORY`.
+
+    >>> by_theory("C12")
+    'not a question for runs; theory: does not hold'
+    """
+    return f"{NOT_FOR_RUNS}; theory: {BY_THEORY[claim]}"
+
+
 def all_of(verdicts: list[str]) -> str:
-    """A claim about every R: one contradiction is enough; it holds when it does at each R."""
+    """A claim about every R: one contradiction is enough; it holds when it does at each R where it says anything, with
+    a correction where one of them needs it.
+
+    >>> all_of([HOLDS, SAYS_NOTHING]), all_of([SAYS_NOTHING]), all_of([HOLDS, UNDECIDED])
+    ('holds in these runs', 'says nothing here', 'cannot be decided from these runs')
+    """
     if CONTRADICTED in verdicts:
         return CONTRADICTED
-    return HOLDS if verdicts and set(verdicts) == {HOLDS} else UNDECIDED
+    said = {verdict for verdict in verdicts if verdict != SAYS_NOTHING} or set(verdicts)
+    if said == {HOLDS, CORRECTED}:
+        return CORRECTED
+    return said.pop() if len(said) == 1 else UNDECIDED

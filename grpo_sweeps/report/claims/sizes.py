@@ -19,6 +19,7 @@ from grpo_sweeps.publish.formats import with_interval_of
 from grpo_sweeps.report.claims import rules
 from grpo_sweeps.report.claims.finding import UNKNOWN, Claim, Finding, nothing
 from grpo_sweeps.report.claims.rules import CONTRADICTED, HOLDS, UNDECIDED, all_of
+from grpo_sweeps.report.measure.spectral import range_of_difference
 from grpo_sweeps.report.tables.pooled import clusters
 from grpo_sweeps.spectra.stacked import stacked_bounds_by
 
@@ -31,13 +32,13 @@ def c18(arm: str, groups: dict[int, pd.DataFrame], records: dict[int, pd.DataFra
     """Which part of the squared norms comes from groups of middling k. Shown and never judged."""
     findings = tuple(_c18_at(R, g, records[R]) for R, g in groups.items())
     remarks = (
-        f"It {UNDECIDED}: the weight on a prompt is the factor between E g and its grad J, and E g takes all-equal "
-        "groups in. It is (R-1)/R for the group mean, 1 for leave-one-out, at every success rate: exact, see the "
-        "theory report. No record can say otherwise.",
+        f"It is {rules.NOT_FOR_RUNS}: the weight on a prompt is the factor between E g and its grad J, and E g takes "
+        "all-equal groups in. It is (R-1)/R for the group mean, 1 for leave-one-out, at every success rate: exact, see "
+        "the theory report. No record can say otherwise.",
         "Shown is the squared norm by k, most of it noise: that groups of middling k have longer gradients is no "
         "weight on their prompts.",
     )
-    return Claim("C18", arm, STATEMENTS["C18"].brief, UNDECIDED, findings, remarks)
+    return Claim("C18", arm, STATEMENTS["C18"].brief, rules.by_theory("C18"), findings, remarks)
 
 
 def _c18_at(R: int, groups: pd.DataFrame, records: pd.DataFrame) -> Finding:
@@ -53,7 +54,8 @@ def _c18_at(R: int, groups: pd.DataFrame, records: pd.DataFrame) -> Finding:
         f"groups of {middle} are {occur:.1%} of all and carry {carried:.1%} of the squared norm of "
         "the gradients of the measured mixed groups"
     )
-    return Finding(R, len(known), measured, "weight the same at every k", UNDECIDED, UNKNOWN, "the middle most")
+    verdict = rules.by_theory("C18")
+    return Finding(R, len(known), measured, "weight the same at every k", verdict, UNKNOWN, "the middle most")
 
 
 def step_bounds(groups: pd.DataFrame) -> pd.DataFrame:
@@ -105,11 +107,12 @@ def recurrence(records: pd.DataFrame) -> float:
 
 
 def _over_steps(values: pd.Series, seeds: pd.Series, records: pd.DataFrame, alpha: float) -> Interval:
-    """Mean over steps, its interval widened by `recurrence`."""
+    """Mean effective rank over steps, its interval widened by `recurrence` and cut to what a stack's can be."""
     found = mean_over(values.astype(float), Clusters(np.arange(len(values)), seeds), alpha)
     wide = math.sqrt(recurrence(records))
     low, high = (found.mean + wide * (end - found.mean) for end in (found.low, found.high))
-    return Interval(found.mean, low, high, found.n, found.clusters)
+    rows = float(records.groupby(["run", "step"]).size().max() * records["R"].iloc[0])
+    return Interval(found.mean, low, high, found.n, found.clusters).within((1.0, rows))
 
 
 def _c20_at(R: int, groups: pd.DataFrame, records: pd.DataFrame, metrics: pd.DataFrame, alpha: float) -> Finding:
@@ -140,7 +143,8 @@ def _c20_at(R: int, groups: pd.DataFrame, records: pd.DataFrame, metrics: pd.Dat
 
 def difference(first: pd.DataFrame, second: pd.DataFrame, column: str, alpha: float) -> Interval:
     """Mean of a column over the groups of `first` less that over those of `second`, clustered by prompt and seed
-    through both, and widened by what the precision of the Grams allows where the column says (`..._floor_low`)."""
+    through both, widened by what the precision of the Grams allows where the column says (`..._floor_low`), and cut to
+    what the difference can be."""
     if not len(first) or not len(second):
         return UNKNOWN
     both, in_first = pd.concat([first, second]), np.repeat([True, False], [len(first), len(second)])
@@ -153,7 +157,9 @@ def difference(first: pd.DataFrame, second: pd.DataFrame, column: str, alpha: fl
         below, above = (both[f"{column}_floor_{end}"].to_numpy(dtype=float) - values for end in ("low", "high"))
         slack = [below[in_first].mean() - above[~in_first].mean(), above[in_first].mean() - below[~in_first].mean()]
     low, high = found + around.low + slack[0], found + around.high + slack[1]
-    return Interval(found, float(low), float(high), len(both), around.clusters)
+    sizes = int(first["R"].iloc[0]), int(second["R"].iloc[0])
+    interval = Interval(found, float(low), float(high), len(both), around.clusters)
+    return interval.within(range_of_difference(column, *sizes))
 
 
 def c21(arm: str, groups: dict[int, pd.DataFrame], alpha: float, scope: tuple[str, ...]) -> Claim:

@@ -11,15 +11,15 @@ from __future__ import annotations
 import numpy as np
 import pandas as pd
 
-from grpo_sweeps.maths.intervals import Interval, mean_over, paired_difference
+from grpo_sweeps.maths.intervals import MIN_CLUSTERS, Interval, mean_over, paired_difference
 from grpo_sweeps.paper import SPARSE, STATEMENTS
 from grpo_sweeps.publish.formats import with_interval_of
 from grpo_sweeps.report.claims import rules
-from grpo_sweeps.report.claims.finding import UNKNOWN, Claim, Finding, nothing
+from grpo_sweeps.report.claims.finding import UNKNOWN, Claim, Finding, not_about, nothing
 from grpo_sweeps.report.claims.rules import CONTRADICTED, HOLDS, UNDECIDED, all_of
 from grpo_sweeps.report.read.query import Sweep
 from grpo_sweeps.report.tables.layers import measured_updates
-from grpo_sweeps.report.tables.pooled import clusters, discarded
+from grpo_sweeps.report.tables.pooled import CHANGE, clusters, discarded
 
 READINGS = {
     "update/changed_share": "weights that a step changes",
@@ -53,22 +53,54 @@ def c6(arm: str, kind: str, records: dict[int, pd.DataFrame], sweep: Sweep, alph
         "The sparse gradient of 5.1 is undefined in the paper: one factor a group cannot make a dense score sparse. "
         "The share of all-equal groups, which have no gradient, is one thing it may mean; it is shown, not judged.",
         RECORDED if measured else NOT_RECORDED,
-        "First and last third of each run's steps. The intervals of rho are over groups, clustered by prompt and seed; "
+        f"First and last third of each run's steps; a run of which fewer than {rules.MIN_THIRD_STEPS} steps of a third "
+        "were measured takes no part. The intervals of rho are over groups, clustered by prompt and seed; "
         "with one seed they cover the draw of prompts alone. The other intervals are over runs, paired, clustered by "
-        "seed, and with one seed there is none.",
+        "seed, and with one seed or two there is none.",
     ]
-    if kind != "group mean":
-        remarks.append("Not judged: eps is a size of the group mean's advantages, this arm's estimator has others.")
     if not whole:
         remarks.append("Not judged: resampling discarded groups of equal rewards, which are among those that count.")
-    return Claim("C6", arm, STATEMENTS["C6"].brief, all_of([f.verdict for f in findings]), findings, tuple(remarks))
+    found = Claim("C6", arm, STATEMENTS["C6"].brief, all_of([f.verdict for f in findings]), findings, tuple(remarks))
+    if kind == "group mean":
+        return found
+    return not_about(found, "eps is a size of the group mean's advantages, and this arm's estimator has others.")
 
 
-def third_of_run(records: pd.DataFrame) -> pd.Series:
-    """-1 in the first third of its run's steps, 1 in the last, 0 between and in a run of less than three steps."""
-    low, high = (records.groupby("run")["step"].transform(end) for end in ("min", "max"))
+def third_of_run(measured: pd.DataFrame, whole: pd.DataFrame | None = None) -> pd.Series:
+    """-1 in the first third of its run's steps, 1 in the last, 0 between; 0 throughout a run that was measured in fewer
+    than `rules.MIN_THIRD_STEPS` steps of its first or last third.
+
+    measured: run and step, any number of rows each; whole: those of all steps of the runs, where not all were measured.
+    """
+    third = _third(measured, measured if whole is None else whole)
+    counts = measured_steps(measured, third)
+    enough = counts.index[counts.min(axis=1) >= rules.MIN_THIRD_STEPS]
+    return third.where(measured["run"].isin(enough), 0)
+
+
+def _third(measured: pd.DataFrame, whole: pd.DataFrame) -> pd.Series:
+    """`third_of_run`, however few steps were measured."""
+    bounds = whole.groupby("run")["step"].agg(["min", "max"])
+    low, high = (measured["run"].map(bounds[end]) for end in ("min", "max"))
     width = (high - low + 1) // 3
-    return (records["step"] > high - width).astype(int) - (records["step"] < low + width).astype(int)
+    return (measured["step"] > high - width).astype(int) - (measured["step"] < low + width).astype(int)
+
+
+def measured_steps(measured: pd.DataFrame, third: pd.Series) -> pd.DataFrame:
+    """By run: how many steps of its first (-1) and of its last third (1) were measured."""
+    steps = measured.assign(third=third).drop_duplicates(["run", "step"])
+    counts = steps.groupby("run")["third"].value_counts().unstack(fill_value=0)
+    return counts.reindex(columns=[-1, 1], fill_value=0)
+
+
+def steps_in_words(measured: pd.DataFrame, whole: pd.DataFrame | None = None) -> str:
+    """The measured steps in both thirds, the least of the runs that take part, or of all where none does."""
+    third = _third(measured, measured if whole is None else whole)
+    counts = measured_steps(measured, third)
+    enough = counts[counts.min(axis=1) >= rules.MIN_THIRD_STEPS]
+    first, last = (int(n) for n in (enough if len(enough) else counts).min())
+    few = "" if len(enough) else f", fewer than {rules.MIN_THIRD_STEPS}: no change is told"
+    return f"{first} and {last} measured steps in the first and the last third{few}"
 
 
 def fall_of(records: pd.DataFrame, eps: float, alpha: float) -> tuple[float, float, Interval]:
@@ -82,38 +114,37 @@ def fall_of(records: pd.DataFrame, eps: float, alpha: float) -> tuple[float, flo
     around = mean_over(len(ends) * moves[third != 0], clusters(ends), alpha)
     change = float(last.mean() - first.mean())
     interval = Interval(change, change + around.low, change + around.high, len(ends), around.clusters)
-    return float(first.mean()), float(last.mean()), interval
+    return float(first.mean()), float(last.mean()), interval.within(CHANGE)
 
 
-def thirds(records: pd.DataFrame, column: str) -> pd.DataFrame:
-    """One row per run: mean of a column over the first and over the last third of its steps, and the seed."""
-    rows = []
-    for run, part in records.groupby("run"):
-        low, high = int(part["step"].min()), int(part["step"].max()) + 1
-        if high - low < 3:
-            continue
-        width = (high - low) // 3
-        values = part[column].astype(float)
-        first, last = values[part["step"] < low + width], values[part["step"] >= high - width]
-        rows.append((run, part["seed"].iloc[0], float(first.mean()), float(last.mean())))
-    return pd.DataFrame(rows, columns=["run", "seed", "first", "last"]).dropna()
+def thirds(measured: pd.DataFrame, column: str, whole: pd.DataFrame) -> pd.DataFrame:
+    """One row per run that `third_of_run` takes: mean of a column over the first and the last third, and the seed."""
+    known = measured[measured[column].notna()]
+    ends = known.assign(third=third_of_run(known, whole), value=known[column].astype(float))
+    means = ends[ends["third"] != 0].groupby(["run", "seed", "third"])["value"].mean().unstack()
+    means = means.reindex(columns=[-1, 1]).rename(columns={-1: "first", 1: "last"})
+    return means.dropna().reset_index()[["run", "seed", "first", "last"]]
 
 
 def _c6_at(R: int, records: pd.DataFrame, metrics: pd.DataFrame, alpha: float, judged: bool) -> Finding:
-    shares = thirds(records.copy().assign(equal=~records["mixed"].astype(bool)), "equal")
-    if not len(shares):
+    if not len(records):
         return nothing(R)
+    shares = thirds(records.assign(equal=~records["mixed"].astype(bool)), "equal", records)
+    counted = steps_in_words(records)
+    if not len(shares):
+        return Finding(R, len(records), counted, "no change 0", UNDECIDED, UNKNOWN, "rho falls")
     falls = {eps: fall_of(records, eps, alpha / len(SPARSE)) for eps in SPARSE}
     said = [
         f"|A| > {eps:g}: {first:.3f} in the first third, {last:.3f} in the last, change {with_interval_of(change, 3)}"
         for eps, (first, last, change) in falls.items()
     ]
     runs = f"{len(shares)} run{'s' if len(shares) > 1 else ''}"
-    said.append(_words(shares, "all-equal groups")[1])
+    said += [_words(shares, "all-equal groups"), counted]
     for name, words in READINGS.items():
-        found = thirds(metrics, name) if name in metrics else shares.iloc[:0]
-        if len(found):
-            said.append(_words(found, words)[1])
+        known = metrics[metrics[name].notna()] if name in metrics else metrics.iloc[:0]
+        if len(known):
+            found, steps = thirds(known, name, records), steps_in_words(known, records)
+            said.append(f"{_words(found, words)}, {steps}" if len(found) else f"{words}: {steps}")
     changes = [change for _, _, change in falls.values()]
     verdict = _verdict(changes) if judged else UNDECIDED
     return Finding(R, len(records), f"{'; '.join(said)} ({runs})", "no change 0", verdict, changes[0], "rho falls")
@@ -127,9 +158,10 @@ def _verdict(changes: list[Interval]) -> str:
     return HOLDS if all(change.known and change.high < 0 for change in changes) else UNDECIDED
 
 
-def _words(ends: pd.DataFrame, what: str) -> tuple[Interval, str]:
-    change = paired_difference(ends["first"], ends["last"], ends["seed"])
-    return change, (
+def _words(ends: pd.DataFrame, what: str) -> str:
+    change = paired_difference(ends["first"], ends["last"], ends["seed"]).within(CHANGE)
+    none = "" if change.known else f" (no interval from fewer than {MIN_CLUSTERS} seeds)"
+    return (
         f"{what} {ends['first'].mean():.3f} in the first third, {ends['last'].mean():.3f} in the last, change "
-        f"{with_interval_of(change, 3)}"
+        f"{with_interval_of(change, 3)}{none}"
     )

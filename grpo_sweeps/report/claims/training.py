@@ -45,6 +45,12 @@ def third_of(groups: pd.DataFrame) -> pd.Series:
     return ((groups["step"] - low) * 3 // max(1, high - low)).astype(int)
 
 
+def steps_of_ends(groups: pd.DataFrame) -> tuple[int, int]:
+    """How many measured steps lie in the first and in the last third."""
+    steps = groups["step"].groupby(third_of(groups)).nunique()
+    return int(steps.get(0, 0)), int(steps.get(2, 0))
+
+
 def tables(groups: pd.DataFrame) -> tuple[np.ndarray, np.ndarray]:
     """groups with `third`, `k`, `prompt_id`, `effective_rank` -> how many there are and the sum of their ranks, each
     (prompts, 2, numbers of k): first and last third."""
@@ -90,8 +96,9 @@ def intervals(counts: np.ndarray, sums: np.ndarray, seed: int = 0) -> dict[str, 
 
 
 def parts_of_change(groups: pd.DataFrame) -> tuple[Change, dict[str, Interval]] | None:
-    """`change` and `intervals` of groups of known k; None with too few prompts, or where no k is in both thirds."""
-    if groups["prompt_id"].nunique() < MIN_PROMPTS:
+    """`change` and `intervals` of groups of known k; None with too few prompts or measured steps in an end's third, or
+    where no k is in both thirds."""
+    if groups["prompt_id"].nunique() < MIN_PROMPTS or min(steps_of_ends(groups)) < rules.MIN_THIRD_STEPS:
         return None
     counts, sums = tables(groups.assign(third=third_of(groups)))
     found = change(counts.sum(axis=0), sums.sum(axis=0))
@@ -120,7 +127,9 @@ def _q3_at(R: int, groups: pd.DataFrame) -> Finding:
     spread, thirds = np.sqrt(known["k"] * (R - known["k"])) / R, third_of(known)
     sigma = [float(spread[thirds == third].mean()) for third in (0, 2)]
     words = ", ".join(f"{name} {with_interval_of(i, 3)}" for name, i in parts.items())
+    first, last = steps_of_ends(known)
     measured = (
-        f"rank {words}; sigma_r of mixed groups {sigma[0]:.3f} to {sigma[1]:.3f}; {found.matched:.0%} of groups matched"
+        f"rank {words}; sigma_r of mixed groups {sigma[0]:.3f} to {sigma[1]:.3f}; {found.matched:.0%} of groups "
+        f"matched; {first} and {last} measured steps in the two thirds"
     )
     return Finding(R, len(known), measured, "no change 0", rules.ASKED, parts["geometry"])

@@ -53,21 +53,21 @@ NEEDS = {
         "group."
     ),
     "C12": (
-        "it is arithmetic, 2 exp(-2 R eps^2), which no run bears on."
+        "arithmetic, 2 exp(-2 R eps^2), on which no run bears."
     ),
     "C13": (
         "the runs have one turn. Needed: an environment of several turns with known values of its states."
     ),
     "C14": (
-        "needed is the exact gradient, or many groups of one prompt at the same weights with their scores in one Gram."
+        "E g = (R-1)/R grad J is exact for every policy and reward, a factor and no change of direction."
     ),
     "C15": (
         "the best constant of a prompt, E[||psi||^2 r] / E[||psi||^2], needs scores of all its rollouts; all-equal "
         "groups have no Gram, and most prompts come once. Needed: every group of repeated prompts measured."
     ),
     "C16": (
-        "needed are runs that differ in the objective alone, of the same R and seeds: objective=reinforce,ppo,vine, "
-        "best with trainer.lr=0, where every step's groups can be compared."
+        "needed are runs that differ in the objective alone, of the same R and seeds: "
+        "objective=reinforce,ppo,vine,oracle, best with trainer.lr=0, where every step's groups can be compared."
     ),
     "C17": (
         "the action values of tokens are not in a record. Values from fresh continuations: python -m "
@@ -81,10 +81,10 @@ NEEDS = {
         "the values of prefixes are not in a record. Values from fresh continuations: python -m grpo_sweeps.credit."
     ),
     "C23": (
-        "it is arithmetic, a bound on a mean read as one on each rollout. C4 has the shares of advantages beyond eps."
+        "arithmetic, a bound on a mean read as one on each rollout. C4 has the shares of advantages beyond eps."
     ),
     "C24": (
-        "it is a theorem, and the runs have one turn."
+        "a theorem, and the runs have one turn."
     ),
 }  # fmt: skip
 
@@ -126,10 +126,13 @@ def error_lines(claims: list[Claim]) -> list[str]:
 
 def undecided() -> list[Claim]:
     """One claim each for the whole report: it says nothing about one arm or R."""
-    return [
-        Claim(name, EVERY_ARM, STATEMENTS[name].brief, UNDECIDED, (), (f"It {UNDECIDED}: {needs}", THEORY))
-        for name, needs in NEEDS.items()
-    ]
+    found = []
+    for name, needs in NEEDS.items():
+        exact = name in rules.BY_THEORY
+        verdict = rules.by_theory(name) if exact else UNDECIDED
+        lead = f"It is {rules.NOT_FOR_RUNS}" if exact else f"It {UNDECIDED}"
+        found.append(Claim(name, EVERY_ARM, STATEMENTS[name].brief, verdict, (), (f"{lead}: {needs}", THEORY)))
+    return found
 
 
 def claims_frame(claims: list[Claim]) -> pd.DataFrame:

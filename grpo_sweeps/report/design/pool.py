@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from grpo_sweeps.maths.intervals import Clusters, Interval, mean_over
+from grpo_sweeps.maths.intervals import POSITIVE, SHARE, Clusters, Interval, mean_over
 from grpo_sweeps.publish.formats import number, three_digits, with_interval
 from grpo_sweeps.publish.page import Section
 from grpo_sweeps.report.design.best_size import KINDS, MIN_STEPS, BestSize, drawn, levels, plain_step, shown, step_sums
@@ -29,6 +29,7 @@ from grpo_sweeps.report.measure.pool import (
     pool_values,
     sizes_of,
 )
+from grpo_sweeps.report.measure.spectral import range_of
 from grpo_sweeps.report.read.query import Sweep
 from grpo_sweeps.report.tables.pooled import clusters, records_of, with_ends
 from grpo_sweeps.spectra.records import same_rows
@@ -119,16 +120,16 @@ def pool_study(sweep: Sweep, groups: pd.DataFrame, predicted: BestSize) -> PoolS
     rows = []
     for i, n in enumerate(sizes):
         common = {"arm": arm, "R": R, "size": n, "pools": len(groups), "prompts": groups["prompt_id"].nunique()}
-        common |= with_ends("mixed", mean_over(values[n]["mixed"], by))
+        common |= with_ends("mixed", mean_over(values[n]["mixed"], by).within(SHARE))
         for name in QUANTITIES:
-            common |= with_ends(name, ratio(values[n][name], values[n]["listed"], by))
+            common |= with_ends(name, ratio(values[n][name], values[n]["listed"], by).within(range_of(name, n)))
         for estimator in ESTIMATORS:
             square, product = moments(values[n], n, estimator)
             signal = values[n]["signal"]
             row = (
                 common
                 | {"estimator": estimator}
-                | with_ends("error_prompt", mean_over(square - 2 * product + signal, by))
+                | with_ends("error_prompt", mean_over(square - 2 * product + signal, by).within(POSITIVE))
             )
             scale = float(square.mean() * signal.mean())
             row["cosine"] = float(product.mean()) / math.sqrt(scale) if scale > 0 else math.nan

@@ -15,6 +15,7 @@ import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
 
+from grpo_sweeps.maths.intervals import POSITIVE, SHARE
 from grpo_sweeps.paper import ABOUT_TWO
 from grpo_sweeps.publish.drawing import DOTTED, Panel, Plot
 from grpo_sweeps.report.figures.look import (
@@ -33,7 +34,6 @@ from grpo_sweeps.report.tables.pooled import accuracy_by_step, by_step
 NAME, NOISE = "curves", "noise"
 MOST_ARMS = 3  # that are drawn: six panels each, half a second per panel
 MARKS = 12  # markers along a curve, at most
-SHARE, POSITIVE = (0.0, 1.0), (0.0, np.inf)
 CAPTION = (
     "Cut completions reached the limit of tokens. Silent groups have equal rewards, so that under a group baseline "
     "they teach nothing: all right with a reward of 1 or more (filled), all wrong with 0 or less (open, dotted, no "
@@ -45,7 +45,7 @@ NOISE_CAPTION = (
     "noise scale v/m, the groups per step at which noise and signal are of one size (arXiv 1812.06162). Logarithmic. "
     "Left out where m is not above 0, so that where noise rules what is drawn is too favourable. "
 )
-BANDS = " Bands: 95% intervals clustered by seed (none with one seed), cut where they would flatten the curves."
+BANDS = " Bands: 95% intervals clustered by seed (none with one or two), cut where they would flatten the curves."
 STEP_WINDOWS = 20
 
 

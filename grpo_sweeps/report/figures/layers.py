@@ -54,9 +54,9 @@ UPDATES_CAPTION = (
     "change of the weights (open, dotted): 0 where all entries are of one size, 1 where one alone is not 0. Middle: "
     "effective rank of one step's change of a matrix, mean over the matrices of a layer or kind. Below: their share of "
     "the sum of squared changes, logarithmic, a share of 0 left out. Means over runs, by part over measured steps too, "
-    "of the steps that had a gradient, with 95% intervals clustered by seed (none with one seed). Seen: where one step "
-    "of the optimiser goes. Not seen: whether steps add up or cancel; and AdamW gives every weight a change of about "
-    "the learning rate in its first steps, whatever the size of its gradient."
+    "of the steps that had a gradient, with 95% intervals clustered by seed (none with one or two). Seen: where one "
+    "step of the optimiser goes. Not seen: whether steps add up or cancel; and AdamW gives every weight a change of "
+    "about the learning rate in its first steps, whatever the size of its gradient."
 )
 
 

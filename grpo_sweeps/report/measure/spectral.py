@@ -25,6 +25,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from grpo_sweeps import spectra
+from grpo_sweeps.maths.intervals import ANY, POSITIVE
 from grpo_sweeps.spectra.equal import Labels, averaged, distinct_rows, merged_weights, same_rows_of_the_loss
 from grpo_sweeps.spectra.floor import energy_intervals, interval_of
 from grpo_sweeps.types import Array
@@ -54,6 +55,37 @@ norm), null_measured_norms, null_both (the measured norms, rows of equal texts m
 WITH_FLOOR = ("effective_rank", "entropy_rank", "top1_fraction", "participation_ratio", "stable_rank")
 """Quantities of G with columns `..._floor_low` and `..._floor_high`: what they could be, given K's own precision."""
 CONTROLS = ("control_sign_flip", "control_leave_one_out", "control_std")
+FROM_ZERO = ("gradient_norm", "pair_norm", "pair_square", "variance")
+"""Columns of groups that are sizes: 0 or more."""
+
+
+def range_of(column: str, R: int) -> tuple[float, float]:
+    """The least and the largest value that a column of groups of R rollouts can take, those with a floor included.
+
+    >>> range_of("effective_rank", 4), range_of("top1_fraction_floor_low", 4), range_of("pair_null", 4)
+    ((1.0, 4.0), (0.25, 1.0), (-inf, inf))
+    """
+    name = column.removesuffix("_low").removesuffix("_high").removesuffix("_floor")
+    rows = float(R - 1 if "centred_" in name and R > 1 else R)
+    if name.endswith("top1_fraction"):
+        return 1.0 / rows, 1.0
+    if name.endswith("numerical_rank"):
+        return 0.0, rows
+    if name.endswith(tuple(QUANTITIES)) or name.startswith("null_"):
+        return 1.0, rows
+    return POSITIVE if name in FROM_ZERO else ANY
+
+
+def range_of_difference(column: str, R: int, other: int | None = None) -> tuple[float, float]:
+    """That of a value of a column at R less one at `other` (R where it is None).
+
+    >>> range_of_difference("effective_rank", 4), range_of_difference("effective_rank", 4, 8)
+    ((-3.0, 3.0), (-7.0, 3.0))
+    """
+    (low, high), (least, most) = range_of(column, R), range_of(column, R if other is None else other)
+    return low - most, high - least
+
+
 BELOW = "lies below the spectrum that it is drawn from: a measured value above it is no sign of structure"
 """What is said wherever null_gaussian stands beside the other nulls."""
 NULL_DRAWS = 32  # of the Gaussian null, for each group

@@ -26,6 +26,7 @@ from grpo_sweeps.report.measure.alternatives import (
     why_no_factor,
     why_no_variance,
 )
+from grpo_sweeps.report.measure.spectral import range_of
 from grpo_sweeps.report.read.alternatives import RunValues, run_values
 from grpo_sweeps.report.read.query import Sweep
 from grpo_sweeps.report.tables.pooled import with_ends
@@ -99,7 +100,7 @@ def _rows(sweep: Sweep, arm: str, R: int, runs: list[RunValues]) -> list[dict[st
             "factor": float(np.mean([run.factors[one.name] for run in runs])),
         }  # fmt: skip
         found = [run.values[one.name] for run in runs]
-        rows.append(row | _pooled(found, by, CHOSEN if chosen else why_no_variance(one, R)))
+        rows.append(row | _pooled(found, by, CHOSEN if chosen else why_no_variance(one, R), R))
     empty = dict.fromkeys((f"{name}{end}" for name in QUANTITIES for end in ("", "_low", "_high")), math.nan)
     for name, why in NOT_HERE.items():
         rows.append(
@@ -111,7 +112,7 @@ def _rows(sweep: Sweep, arm: str, R: int, runs: list[RunValues]) -> list[dict[st
     return rows
 
 
-def _pooled(found: list[dict[str, Array] | None], by: Clusters, no_variance: str) -> dict[str, object]:
+def _pooled(found: list[dict[str, Array] | None], by: Clusters, no_variance: str, R: int) -> dict[str, object]:
     """The means of one row from each run's values; none, and why, where the estimator refuses the rewards of one."""
     parts = [part for part in found if part is not None]
     no_variance = no_variance if len(parts) == len(found) else UNSUITED
@@ -122,8 +123,8 @@ def _pooled(found: list[dict[str, Array] | None], by: Clusters, no_variance: str
         if len(parts) == len(found) and not (name == "variance" and no_variance):
             each = np.concatenate([part[name] for part in parts])
         count = int(np.isfinite(each).sum()) if name == "variance" else count
-        ends = with_ends(name, mean_over(each, by))
-        pooled |= {key: float(np.clip(end, -1, 1)) for key, end in ends.items()} if name == "cosine" else ends
+        ends = mean_over(each, by).within((-1.0, 1.0) if name == "cosine" else range_of(name, R))
+        pooled |= with_ends(name, ends)
     return pooled | {"variance_groups": count}
 
 

@@ -1,11 +1,12 @@
 """What is known by layer, kind of parameter and parameter, for each arm and R: of the gradient, and of the updates.
 
 Of the gradient: means over the measured mixed groups of the runs that kept a Gram for each layer or parameter
-(`analysis.by`), with 95% intervals clustered by prompt and by seed. What a part's values are: `measure.parts`.
+(`analysis.by`), with 95% intervals clustered by prompt and by seed, cut to what a value can take. What a part's values
+are: `measure.parts`.
 
 Of the updates: a run's steps are those that `analysis.update_every` measured and that had a gradient; where all rewards
 of every group are equal nothing moves, and that is no small step. Means are over runs, with 95% intervals clustered by
-seed; with one seed there is none. What a run's record holds of a step: `grpo_sweeps.types.UpdateRecord`.
+seed; with one seed or two there is none. What a run's record holds of a step: `grpo_sweeps.types.UpdateRecord`.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from collections.abc import Iterable
 import numpy as np
 import pandas as pd
 
-from grpo_sweeps.maths.intervals import mean_interval
+from grpo_sweeps.maths.intervals import POSITIVE, SHARE, mean_interval
 from grpo_sweeps.publish.formats import number, with_interval
 from grpo_sweeps.report.measure.parts import ALL, Part, Parts, order, parts_of, run_parts
 from grpo_sweeps.report.read.query import Sweep
@@ -38,6 +39,7 @@ STEP_METRICS = {
 PART_VALUES = (
     "energy_share", "effective_rank", "stable_rank", "rank_share", "hoyer", "changed_share", "changed_share_float32",
 )  # fmt: skip
+RANKS = (1.0, math.inf)  # what the effective and the stable rank of a part's matrices can be
 SHOWN_STEPS = 5  # rows per arm and R in the page's table
 
 
@@ -55,17 +57,20 @@ def layer_table(sweep: Sweep) -> pd.DataFrame:
     for arm, R in sweep.cells:
         cell = [p for p in kept if cell_of[p.run] == (arm, R)]
         for part in sorted({part for p in cell for part in p.values}, key=order):
-            rows.append({"R": R, "arm": arm, **part._asdict()} | _row(cell, part, seed_of))
+            rows.append({"R": R, "arm": arm, **part._asdict()} | _row(cell, part, seed_of, R))
     return pd.DataFrame(rows, columns=COLUMNS)
 
 
-def _row(cell: Iterable[Parts], part: Part, seed_of: dict[str, int]) -> dict[str, object]:
+def _row(cell: Iterable[Parts], part: Part, seed_of: dict[str, int], R: int) -> dict[str, object]:
     """Means and intervals of one part over the groups of all runs that have it."""
     having = [p for p in cell if part in p.values]
     values_5N = np.concatenate([p.values[part] for p in having], axis=1)
     prompts = np.concatenate([p.prompts for p in having])
     seeds = np.repeat([seed_of[p.run] for p in having], [len(p.prompts) for p in having])
-    rank, energy, norm, correlation, cosine = (mean_interval(values_N, prompts, seeds) for values_N in values_5N)
+    ranges = (1.0, float(R)), SHARE, POSITIVE, (-1.0, 1.0), SHARE
+    rank, energy, norm, correlation, cosine = (
+        mean_interval(values_N, prompts, seeds).within(one) for values_N, one in zip(values_5N, ranges, strict=True)
+    )
     return {
         "effective_rank": rank.mean, "ci_low": rank.low, "ci_high": rank.high, "norm_share": norm.mean,
         **with_ends("energy_share", energy), **with_ends("correlation", correlation), **with_ends("cosine", cosine),
@@ -114,7 +119,7 @@ def update_steps(sweep: Sweep) -> pd.DataFrame:
             row: dict[str, object] = {"arm": arm, "R": R, "step": int(str(step)), "runs": len(part)}
             for name, metric in STEP_METRICS.items():
                 found = mean_interval(part.reindex(columns=[metric])[metric], part["seed"])
-                row |= with_ends(name, found)
+                row |= with_ends(name, found.within(POSITIVE if name == "relative_norm" else SHARE))
             rows.append(row)
     return pd.DataFrame(rows)
 
@@ -146,7 +151,8 @@ def update_parts(sweep: Sweep) -> pd.DataFrame:
             found = values.xs(part, level="part")
             row = {"R": R, "arm": arm, **part._asdict()}
             for name in PART_VALUES:
-                row |= with_ends(name, mean_interval(found[name], found["seed"]))
+                ends = mean_interval(found[name], found["seed"])
+                row |= with_ends(name, ends.within(RANKS if name.endswith("_rank") else SHARE))
             rows.append(row | {"steps": int(found["steps"].max()), "runs": len(found)})
     return pd.DataFrame(rows)
 

@@ -2,8 +2,9 @@
 
 How training went: reward, length, entropy, cut share, silent groups, gradient norm. A run's value in a window of steps
 is the mean over the window's steps; the table has the mean over runs, with its 95% interval clustered by seed (none
-with one seed). Silent groups have equal rewards, so that under a group baseline they teach nothing: all right where
-these are 1 or more, all wrong where they are 0 or less, others in neither. They are counted from the groups' records.
+with one seed or two), cut to what the quantity can take. Silent groups have equal rewards, so that under a group
+baseline they teach nothing: all right where these are 1 or more, all wrong where they are 0 or less, others in neither.
+They are counted from the groups' records.
 
 The dtype beside float32 (`analysis.compare_float32`) is a table of its own: it changes no value and widens no verdict.
 """
@@ -13,7 +14,7 @@ from __future__ import annotations
 import numpy as np
 import pandas as pd
 
-from grpo_sweeps.maths.intervals import mean_interval
+from grpo_sweeps.maths.intervals import ANY, POSITIVE, SHARE, mean_interval
 from grpo_sweeps.publish.formats import with_interval
 from grpo_sweeps.publish.page import Section
 from grpo_sweeps.report.read.query import Sweep
@@ -29,6 +30,9 @@ METRICS = {
     "noise_scale": "gradient/noise_scale",
 }
 SILENT = ("all_right", "all_wrong")
+RANGES = {"mean_length": POSITIVE, "entropy": POSITIVE, "cut_share": SHARE, "grad_norm": POSITIVE}
+RANGES |= dict.fromkeys(SILENT, SHARE)
+"""What a value can take; a reward, and estimates that are unbiased, can be any number."""
 VALUES = (*METRICS, *SILENT)
 WINDOWS = 50  # at most, of equal width
 COMPARED = ("effective_rank", "participation_ratio", "top1_fraction")
@@ -65,7 +69,7 @@ def curve_table(sweep: Sweep) -> pd.DataFrame:
                 "last_step": int(part["step"].max()), "runs": len(runs),
             }  # fmt: skip
             for name in VALUES:
-                row |= with_ends(name, mean_interval(runs[name], seeds))
+                row |= with_ends(name, mean_interval(runs[name], seeds).within(RANGES.get(name, ANY)))
             rows.append(row)
     ends = [f"{name}{end}" for name in VALUES for end in ("", "_low", "_high")]
     return pd.DataFrame(rows, columns=["arm", "R", "step", "first_step", "last_step", "runs", *ends])

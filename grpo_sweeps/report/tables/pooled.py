@@ -2,7 +2,7 @@
 
 A pooled value is the mean, over the measured mixed groups of an arm and R, of the per-group value; all-equal groups
 have no gradient and are counted, never averaged as 0. Intervals are 95%, clustered by prompt and by seed
-(`maths.intervals`).
+(`maths.intervals`), and cut to what the quantity can take.
 """
 
 from __future__ import annotations
@@ -13,14 +13,24 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from grpo_sweeps.maths.intervals import Clusters, Interval, mean_interval, mean_over, paired_difference
+from grpo_sweeps.maths.intervals import SHARE, Clusters, Interval, mean_interval, mean_over, paired_difference
 from grpo_sweeps.paper import TABLE1
 from grpo_sweeps.publish.formats import number, with_interval
-from grpo_sweeps.report.measure.spectral import MATRICES, OTHER_NULLS, OTHERS, QUANTITIES, WITH_FLOOR
+from grpo_sweeps.report.measure.spectral import (
+    MATRICES,
+    OTHER_NULLS,
+    OTHERS,
+    QUANTITIES,
+    WITH_FLOOR,
+    range_of,
+    range_of_difference,
+)
 from grpo_sweeps.report.read.query import Sweep
 from grpo_sweeps.spectra import null_effective_rank
 
 FLEXIBLE_REWARD = "grpo_sweeps.rewards.exact_match.flexible"
+CHANGE = (-1.0, 1.0)
+"""The range of the change of a share."""
 NULLS = (
     "null_effective_rank", "null_distinct", "null_closed_form", "null_measured_norms", "null_gaussian", "null_both",
 )  # fmt: skip
@@ -50,8 +60,10 @@ def clusters(groups: pd.DataFrame) -> Clusters:
 
 
 def pooled(groups: pd.DataFrame, column: str, alpha: float = 0.05, by: Clusters | None = None) -> Interval:
-    """Mean of a column over groups, with its interval clustered by prompt and seed. `by`: `clusters(groups)`."""
-    return mean_over(groups[column], by or clusters(groups), alpha)
+    """Mean of a column over groups of one R, with its interval clustered by prompt and seed, cut to what the column can
+    take. `by`: `clusters(groups)`."""
+    found = mean_over(groups[column], by or clusters(groups), alpha)
+    return found.within(range_of(column, int(groups["R"].iloc[0]))) if len(groups) else found
 
 
 def with_ends(name: str, interval: Interval) -> dict[str, float]:
@@ -116,7 +128,8 @@ def pooled_difference(groups: pd.DataFrame, alpha: float = 0.05, by: Clusters | 
     """Mean over groups of effective rank minus its null for the recorded weights (orthogonal scores of equal norm; for
     rows of the loss orthogonal rows with their own norms)."""
     difference = groups["effective_rank"] - groups["null_effective_rank"]
-    return mean_over(difference, by or clusters(groups), alpha)
+    found = mean_over(difference, by or clusters(groups), alpha)
+    return found.within(range_of_difference("effective_rank", int(groups["R"].iloc[0]))) if len(groups) else found
 
 
 def accuracies(sweep: Sweep, arm: str, R: int) -> dict[str, object]:
@@ -131,9 +144,10 @@ def accuracies(sweep: Sweep, arm: str, R: int) -> dict[str, object]:
     row["final_step"] = ends["last_step"].max()
     for name, kind in (("accuracy", "sampled"), ("accuracy_greedy", "greedy")):
         clusters = ends["problem_id"], ends["seed"]
-        row |= with_ends(name, mean_interval(ends[f"{kind}_last"], *clusters))
+        row |= with_ends(name, mean_interval(ends[f"{kind}_last"], *clusters).within(SHARE))
         row[f"{name}_before"] = ends[f"{kind}_first"].mean()
-        row |= with_ends(f"{name}_gain", paired_difference(ends[f"{kind}_first"], ends[f"{kind}_last"], *clusters))
+        gain = paired_difference(ends[f"{kind}_first"], ends[f"{kind}_last"], *clusters)
+        row |= with_ends(f"{name}_gain", gain.within(CHANGE))
     return row
 
 
@@ -235,7 +249,7 @@ def by_step(sweep: Sweep, arm: str, R: int, column: str, windows: int) -> pd.Dat
         return pd.DataFrame(columns=["step", "mean", "low", "high", "groups"])
     width = int(np.ceil((groups["step"].max() + 1) / windows))
     rows = []
-    groups = groups[["step", "prompt_id", "seed", column]]
+    groups = groups[["R", "step", "prompt_id", "seed", column]]
     for _, part in groups.groupby(groups["step"] // width):
         interval = pooled(part, column)
         rows.append((part["step"].mean(), interval.mean, interval.low, interval.high, interval.n))
@@ -254,7 +268,7 @@ def accuracy_by_step(sweep: Sweep, arm: str, R: int) -> pd.DataFrame:
     prompts = dict(zip(sweep.runs["run"], sweep.runs["prompts"], strict=True))
     rows = []
     for step, part in evals.groupby("step"):
-        interval = mean_interval(part[value], part["problem_id"], part["seed"])
+        interval = mean_interval(part[value], part["problem_id"], part["seed"]).within(SHARE)
         used = [_rollouts(sweep, str(run), int(str(step)), R, prompts.get(run)) for run in part["run"].unique()]
         rows.append((step, float(np.mean(used)), interval.mean, interval.low, interval.high))
     return pd.DataFrame(rows, columns=["step", "rollouts", "mean", "low", "high"])

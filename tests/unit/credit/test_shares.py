@@ -39,9 +39,9 @@ def test_of_one_prompt_the_shares_are_those_of_the_exact_policy(e: Enumeration) 
 
 
 def test_at_one_common_length_uniform_credit_carries_one_part() -> None:
-    rewards = np.array([[0.0, 1.0, 1.0, 0.0], [1.0, 0.0, 0.0, 0.0]])
-    values = Values(np.array([0, 1]), np.tile([0, 1, 2, 3, 4], (2, 1)), np.zeros((2, 5)), np.zeros((2, 5)))
-    found = shares(values, Starts(rewards, np.full((2, 4), 4)))
+    rewards = np.array([[0.0, 1.0, 1.0, 0.0], [1.0, 0.0, 0.0, 0.0], [0.0, 0.0, 1.0, 1.0]])
+    values = Values(np.arange(3), np.tile([0, 1, 2, 3, 4], (3, 1)), np.zeros((3, 5)), np.zeros((3, 5)))
+    found = shares(values, Starts(rewards, np.full((3, 4), 4)))
     assert (found.uniform.mean, found.correlation.mean) == pytest.approx((1 / 4, 1 / 2))
     assert found.uniform.high == pytest.approx(1 / 4), "whatever the prompts"
 

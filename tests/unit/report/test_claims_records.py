@@ -8,9 +8,11 @@ import numpy as np
 import pandas as pd
 import pytest
 
+from grpo_sweeps.maths.intervals import Interval
 from grpo_sweeps.paper import STATEMENTS
 from grpo_sweeps.report.claims import rules
-from grpo_sweeps.report.claims.gradient import slope
+from grpo_sweeps.report.claims.finding import UNKNOWN
+from grpo_sweeps.report.claims.gradient import slope, slope_within, verdict_of_slopes
 from grpo_sweeps.report.claims.rules import CONTRADICTED, HOLDS, UNDECIDED, UNDEFINED
 from grpo_sweeps.report.claims.sparsity import fall_of
 from grpo_sweeps.report.claims.verdicts import error_lines, judge_claims
@@ -58,9 +60,49 @@ def test_the_slope_is_that_of_signal_and_of_noise(write, tmp_path, signal, noise
     claims, _ = claims_of(write, tmp_path, scored(signal, noise, 4000, scale), (8,), estimator=estimator)
     found = at(claims["C5"], 8).interval
     assert found.mean == pytest.approx(expected, abs=0.05) and found.low - 0.02 <= expected <= found.high + 0.02
-    assert claims["C5"].verdict == HOLDS
-    excluded = any("R = 8: slope 1, a norm in proportion to sigma_r" in remark for remark in claims["C5"].remarks)
-    assert excluded == (expected != 1.0) == ("(1 excluded)" in at(claims["C5"], 8).measured)
+    judged = HOLDS if expected == 1.0 else rules.CORRECTED  # a slope of 2 is no norm in proportion
+    assert claims["C5"].verdict == (judged if scale == "mean" else rules.NOT_ABOUT)
+    assert not any("exclude" in words for words in (*claims["C5"].remarks, at(claims["C5"], 8).measured))
+
+
+def prompts_with_slope(rng, slope, prompts=80, noise=0.0, tilt=0.0):
+    """Four groups of each prompt, norm = c (k(R-k))^(slope / 2); `tilt`: c is larger where middling k is frequent."""
+    share = rng.uniform(0.1, 0.5, prompts)
+    prompt = np.repeat(np.arange(prompts), 4)
+    k = rng.binomial(8, share[prompt]).clip(1, 7)
+    norm = np.exp(tilt * share[prompt] + noise * rng.standard_normal(len(k))) * (k * (8.0 - k)) ** (slope / 2)
+    return pd.DataFrame({"gradient_norm": norm, "k": k, "R": 8, "prompt_id": prompt, "seed": 0})
+
+
+def test_the_slope_within_prompts_knows_nothing_of_which_prompts_have_which_k():
+    """Pooled, prompts of long gradients and middling k make a slope of 1 more than 2; a factor for each does not."""
+    groups = prompts_with_slope(np.random.default_rng(0), 1.0, tilt=6.0)
+    assert slope(groups, 0.05).mean > 2.0 and slope_within(groups, 0.05).mean == pytest.approx(1.0, abs=1e-6)
+    assert not slope_within(groups.drop_duplicates("prompt_id"), 0.05).known, "a prompt that comes once has none"
+    assert not slope_within(groups[groups["prompt_id"] < 20], 0.05).known, "few prompts"
+
+
+def test_the_interval_of_the_slope_within_prompts_covers():
+    rng, inside = np.random.default_rng(1), 0
+    for _ in range(200):
+        found = slope_within(prompts_with_slope(rng, 1.5, noise=0.4, tilt=3.0), 0.05)
+        inside += found.low <= 1.5 <= found.high
+    assert 0.89 <= inside / 200 <= 0.99
+
+
+@pytest.mark.parametrize(
+    ("over_all", "within", "expected"),
+    [
+        ((1.0, 0.8, 1.2), None, HOLDS),
+        ((1.5, 1.3, 1.7), None, rules.CORRECTED),
+        ((1.5, 1.3, 1.7), (0.3, 0.1, 0.5), UNDECIDED),
+        ((1.5, 1.3, 1.7), (1.2, 0.4, 2.0), rules.CORRECTED),
+        ((0.2, 0.1, 0.4), (1.2, 0.9, 1.5), CONTRADICTED),
+    ],
+)
+def test_c5_is_judged_by_the_slope_over_all_groups_where_none_within_prompts_denies_it(over_all, within, expected):
+    found, own = Interval(*over_all, 100), UNKNOWN if within is None else Interval(*within, 100)
+    assert verdict_of_slopes(found, own) == expected
 
 
 def test_a_norm_that_knows_no_spread_contradicts_c5(write, tmp_path):
@@ -112,7 +154,7 @@ def test_shuffled_advantages_find_scores_along_the_reward_and_not_noise(write, t
     (claims, _), (noise, _) = (
         claims_of(write, tmp_path / name, scored(signal)) for name, signal in (("signal", 2.0), ("noise", 0.0))
     )
-    assert claims["Shuffled"].verdict == CONTRADICTED and at(claims["Shuffled"], 8).interval.high < 0.3
+    assert claims["Shuffled"].verdict == rules.LONGER and at(claims["Shuffled"], 8).interval.high < 0.3
     assert noise["Shuffled"].verdict == UNDECIDED
     for R in (4, 8):
         assert at(noise["Shuffled"], R).interval.low < 0.5 < at(noise["Shuffled"], R).interval.high
@@ -128,7 +170,8 @@ def test_advantages_that_depend_on_lengths_are_not_shuffled(write, tmp_path):
 
 def test_sums_and_variances_are_exact_and_can_fail(write, tmp_path):
     claims, every = claims_of(write, tmp_path / "right", scored())
-    assert {claims[name].verdict for name in ("C2", "C3", "C4", "Controls")} == {HOLDS} and not error_lines(every)
+    assert {claims[name].verdict for name in ("C2", "C3", "Controls")} == {HOLDS} and not error_lines(every)
+    assert claims["C4"].verdict == rules.SAYS_NOTHING
 
     def shifted(record):
         return dataclasses.replace(scored()(record), advantages=tuple(a + 0.01 for a in record.advantages))
@@ -147,9 +190,31 @@ def test_other_estimators_have_other_sums(write, tmp_path, estimator, factor):
         return dataclasses.replace(record, advantages=tuple(A), weights=tuple(A / 16))
 
     claims, every = claims_of(write, tmp_path, change, (4,), estimator=estimator)
-    expected = HOLDS if estimator == "rloo" else UNDECIDED
+    expected = HOLDS if estimator == "rloo" else rules.NOT_ABOUT
     assert claims["C2"].verdict == expected and not error_lines(every)
-    assert claims["C3"].verdict == claims["C4"].verdict == UNDECIDED
+    assert claims["C3"].verdict == claims["C4"].verdict == rules.NOT_ABOUT
+    notes = " ".join(remark for name in ("C3", "C4", "C5") for remark in claims[name].remarks)
+    assert ("An identity here" in notes) is (estimator == "rloo")
+    assert "Chebyshev" not in notes and "exact chance is that of a mixed group" not in notes
+    assert ("right and wrong scores that vary alike" in notes) is (estimator == "rloo")
+    assert "mixed at most" not in at(claims["C4"], 4).null
+
+
+@pytest.mark.parametrize(("wrong", "verdict"), [(0.5, rules.SAYS_NOTHING), (0.97, HOLDS)])
+def test_c4_says_nothing_where_no_bound_is_below_what_is_possible(write, tmp_path, wrong, verdict):
+    """At R = 2 no advantage of two lies beyond eps but in mixed groups, of which one half at most is possible."""
+    rng = np.random.default_rng(0)
+
+    def change(record):
+        r = (rng.random(record.R) > wrong).astype(float)
+        A = tuple(r - r.mean())
+        return dataclasses.replace(record, rewards=tuple(r), advantages=A, weights=A, gram=None)
+
+    claims, _ = claims_of(write, tmp_path, change, (2,), steps=60)
+    found = at(claims["C4"], 2)
+    assert claims["C4"].verdict == found.verdict == verdict
+    bounds = [float(b) for b in found.paper.removeprefix("at most ").split(" (")[0].split(", ")]
+    assert f"({sum(b >= 0.5 for b in bounds)} of 3 say nothing)" in found.paper
 
 
 def test_leave_one_out_that_is_a_group_mean_is_an_error(write, tmp_path):
@@ -215,10 +280,34 @@ def test_c6_is_that_fewer_advantages_lie_beyond_eps(write, tmp_path, when, expec
     assert any("The sparse gradient of 5.1 is undefined in the paper" in remark for remark in claims["C6"].remarks)
 
 
+@pytest.mark.parametrize(("steps", "told"), [((0, 30, 59), False), ((0, 3, 30, 56, 59), False), (range(60), True)])
+def test_c6_tells_no_change_from_a_third_of_which_few_steps_were_measured(write, tmp_path, steps, told):
+    """One step is no third of a training, however many groups it has."""
+    claims_of(write, tmp_path, equal_where(lambda step: step >= 40), (4,), steps=60)
+    sweep, kept = load_sweep("s", tmp_path), np.array(list(steps))
+    nearest = np.abs(sweep.groups["step"].to_numpy()[:, None] - kept).argmin(axis=1)
+    sweep.groups["step"] = kept[nearest]
+    claims = {claim.id: claim for claim in judge_claims(sweep)}
+    found = at(claims["C6"], 4)
+    assert (found.verdict, found.interval.known) == ((HOLDS, True) if told else (UNDECIDED, False))
+    counts = [int(np.sum(kept < 20)), int(np.sum(kept >= 40))]
+    assert f"{counts[0]} and {counts[1]} measured steps in the first and the last third" in found.measured
+    assert ("fewer than 3: no change is told" in found.measured) is not told
+
+
+def test_q3_tells_no_change_from_few_measured_steps(write, tmp_path):
+    claims_of(write, tmp_path, scored(), (4,), steps=60)
+    sweep = load_sweep("s", tmp_path)
+    every = at({claim.id: claim for claim in judge_claims(sweep)}["Q3"], 4).measured
+    assert "20 and 20 measured steps in the two thirds" in every
+    sweep.groups["step"] = sweep.groups["step"] // 30 * 30  # 0 and 30: one step in the first third, one in the last
+    assert at({claim.id: claim for claim in judge_claims(sweep)}["Q3"], 4).measured == "nothing measured"
+
+
 def test_c6_is_not_judged_by_another_estimators_sizes_nor_where_groups_were_discarded(write, tmp_path):
     late = equal_where(lambda step: step >= 40)
     claims, _ = claims_of(write, tmp_path / "std", late, (4,), steps=60, estimator="grpo_std")
-    assert claims["C6"].verdict == UNDECIDED and any("eps is a size" in remark for remark in claims["C6"].remarks)
+    assert claims["C6"].verdict == rules.NOT_ABOUT and any("eps is a size" in r for r in claims["C6"].remarks)
     claims_of(write, tmp_path / "dapo", late, (4,), steps=60)
     sweep = load_sweep("s", tmp_path / "dapo")
     sweep.metrics["resample/discarded_rollouts"] = 4.0
@@ -295,5 +384,7 @@ def test_what_no_record_decides_says_what_is_needed(full_sweep):
     ids = [c.id for c in claims]
     assert ids == [*(i for i in STATEMENTS if i.startswith("C")), "Controls", "Q3", "Shuffled"]
     for claim in claims:
-        if claim.id in ("C1", "C11", "C12", "C13", "C14", "C15"):
+        if claim.id in ("C12", "C14", "C23", "C24"):
+            assert claim.verdict == rules.by_theory(claim.id) and claim.remarks[0].startswith("It is not a question")
+        if claim.id in ("C1", "C11", "C13", "C15"):
             assert claim.verdict == UNDECIDED and claim.remarks[0].startswith(f"It {rules.UNDECIDED}: ")

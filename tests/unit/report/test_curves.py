@@ -14,7 +14,7 @@ from scipy import stats
 from grpo_sweeps.publish.drawing import render
 from grpo_sweeps.report.figures.by_step import MARKS, MOST_ARMS, curves_figures
 from grpo_sweeps.report.read.query import load_sweep
-from grpo_sweeps.report.tables.logged import METRICS, SILENT, VALUES, WINDOWS, curve_table
+from grpo_sweeps.report.tables.logged import METRICS, RANGES, SILENT, VALUES, WINDOWS, curve_table
 from grpo_sweeps.tracking.local import LocalRecord
 
 LOGGED = [name for name in VALUES if name not in SILENT]
@@ -46,13 +46,14 @@ def runs(write, tmp_path_factory):
     return folder
 
 
-def slow_interval(values: list[float]) -> tuple[float, float, float]:
-    """Mean of runs and Student's interval; no interval of one."""
+def slow_interval(name: str, values: list[float]) -> tuple[float, float, float]:
+    """Mean of runs and Student's interval, within what the quantity can take; no interval of fewer than three."""
     mean = float(np.mean(values))
-    if len(values) < 2:
+    if len(values) < 3:
         return mean, math.nan, math.nan
+    least, most = RANGES.get(name, (-math.inf, math.inf))
     half = stats.t.ppf(0.975, len(values) - 1) * np.std(values, ddof=1) / math.sqrt(len(values))
-    return mean, mean - half, mean + half
+    return mean, max(least, mean - half), min(most, mean + half)
 
 
 def test_every_point_against_plain_means(runs):
@@ -73,7 +74,7 @@ def test_every_point_against_plain_means(runs):
             if name in ("snr", "noise_scale") and step % 4 == 0:
                 assert np.isnan(ends).all()
             else:
-                assert ends == pytest.approx(slow_interval(values), nan_ok=True)
+                assert ends == pytest.approx(slow_interval(name, values), nan_ok=True)
     assert (table["all_right"] > 0).any() and (table["all_wrong"] > 0).any()
     shares = sweep.groups.groupby(["R", "step"])["mixed"].mean().to_numpy(float)
     assert (table["all_right"] + table["all_wrong"]).to_numpy() == pytest.approx(1 - shares)
@@ -81,7 +82,7 @@ def test_every_point_against_plain_means(runs):
 
 @pytest.mark.parametrize(("steps", "points"), [(1, 1), (3, 3), (50, 50), (51, 26), (1000, 50)])
 def test_windows_are_means_over_each_run_first_whatever_the_number_of_steps(write, tmp_path, steps, points):
-    for seed in range(2):
+    for seed in range(3):
         run = write(tmp_path, "s", 2, seed, steps=1, evaluate=False)
         log(run, 2, seed, steps if seed else max(1, steps - 1))  # one run is a step behind
     sweep = load_sweep("s", tmp_path)
@@ -91,10 +92,10 @@ def test_windows_are_means_over_each_run_first_whatever_the_number_of_steps(writ
     for row in table.iloc[[0, -1]].to_dict("records"):
         window = range(row["first_step"], row["last_step"] + 1)
         of_seeds = [[value_of("entropy", 2, 0, s) for s in window if s < max(1, steps - 1)],
-                    [value_of("entropy", 2, 1, s) for s in window]]  # fmt: skip
+                    *([value_of("entropy", 2, seed, s) for s in window] for seed in (1, 2))]  # fmt: skip
         means = [float(np.mean(values)) for values in of_seeds if values]
         assert [row["entropy"], row["entropy_low"], row["entropy_high"]] == pytest.approx(
-            slow_interval(means), nan_ok=True
+            slow_interval("entropy", means), nan_ok=True
         )
     (plot, _) = curves_figures(sweep, table)
     width = math.ceil(steps / WINDOWS)

@@ -74,7 +74,7 @@ def test_few_prompts_say_nothing():
 
 def test_a_window_s_rank_at_fixed_k_against_the_definition():
     rng = np.random.default_rng(2)
-    groups = made([0.2, 0.5, 0.3], [0.6, 0.2, 0.2], lambda k, third: float(rng.uniform(1, 4))).assign(seed=0)
+    groups = made([0.2, 0.5, 0.3], [0.6, 0.2, 0.2], lambda k, third: float(rng.uniform(1, 4))).assign(seed=0, R=4)
     curve = rank_by_window(groups, windows=3)
     early = groups[groups["step"] < 60]
     shares = {k: (early["k"] == k).mean() for k in (1, 2, 3)}
@@ -87,14 +87,14 @@ def test_a_window_s_rank_at_fixed_k_against_the_definition():
 
 
 def test_what_k_alone_moves_stays_where_k_is_held():
-    groups = made([0.1, 0.8, 0.1], [0.4, 0.2, 0.4], null).assign(seed=0)
+    groups = made([0.1, 0.8, 0.1], [0.4, 0.2, 0.4], null).assign(seed=0, R=4)
     curve = rank_by_window(groups, windows=3)
     assert curve["mean"][2] < curve["mean"][0] - 0.4
     assert curve["fixed"].to_numpy() == pytest.approx(curve["mean"][0])
 
 
 def test_a_window_without_a_k_that_was_common_has_no_value_at_fixed_k():
-    curve = rank_by_window(made([0.3, 0.7, 0.0], [0.0, 1.0, 0.0], null).assign(seed=0), windows=3)
+    curve = rank_by_window(made([0.3, 0.7, 0.0], [0.0, 1.0, 0.0], null).assign(seed=0, R=4), windows=3)
     assert curve["fixed"][:2].notna().all() and np.isnan(curve["fixed"][2])
 
 

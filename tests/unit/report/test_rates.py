@@ -69,7 +69,16 @@ def test_every_claim_has_its_lines_and_no_identity_is_ever_wrong(tools, frozen, 
     named = set(table["claim"]) - {f"C8 by {name}" for name in DEFINITIONS.values()}
     assert named == {*tools.rates.JUDGED, "any"} and (table["sweeps"] == 3).all()
     identities = table[table["claim"].isin(tools.rates.IDENTITIES)]
-    assert (identities["wrong"] == 0).all() and (identities["decided"] == 3).all()
+    said = identities["claim"] != "C4"  # bounds that say nothing decide nothing
+    assert (identities["wrong"] == 0).all() and (identities.loc[said, "decided"] == 3).all()
+
+
+def test_a_correction_is_wrong_where_nothing_is_to_be_corrected(tools):
+    corrected = tools.rates.rules.CORRECTED
+    assert corrected in tools.rates.wrong_of("C5", 4, 1.0) and corrected in tools.rates.wrong_of("C5", 4, 2.5)
+    assert corrected not in tools.rates.wrong_of("C5", 4, 1.5)
+    truths = {("C5", R): tools.rates.Truth(tools.rates.wrong_of("C5", R, v)) for R, v in ((4, 1.5), (8, 2.5))}
+    assert {corrected, tools.rates.HOLDS} <= tools.rates.whole(truths, "C5")
 
 
 def test_rewards_drawn_anew_are_those_of_the_text_or_of_the_rollout(frozen):

@@ -10,7 +10,7 @@ import pytest
 
 from grpo_sweeps.report.claims import rules
 from grpo_sweeps.report.claims.gradient import shuffled
-from grpo_sweeps.report.claims.rules import CONTRADICTED, UNDECIDED
+from grpo_sweeps.report.claims.rules import UNDECIDED
 from grpo_sweeps.report.measure.permutation import permutation_columns
 from grpo_sweeps.report.measure.spectral import Groups
 from grpo_sweeps.spectra.equal import first_equal
@@ -41,7 +41,7 @@ def groups_of(psi_NTD: np.ndarray, text_NR: np.ndarray, reward_NR: np.ndarray) -
     )  # fmt: skip
 
 
-def contradicted(kind: str, prompts: int, seed: int = 0) -> float:
+def rejected(kind: str, prompts: int, seed: int = 0) -> float:
     """The share of synthetic sweeps in which "shuffled" is contradicted, at a stated rate of .05; each has groups
     enough to be decided."""
     rng = np.random.default_rng(seed)
@@ -63,19 +63,42 @@ def contradicted(kind: str, prompts: int, seed: int = 0) -> float:
     frames = [part for _, part in frame.groupby("sweep")]
     claims = [shuffled("all", {R: part}, 0.05) for part in frames]
     assert all(claim.findings[0].groups >= rules.MIN_GROUPS for claim in claims)
-    return float(np.mean([claim.verdict == CONTRADICTED for claim in claims]))
+    assert {claim.verdict for claim in claims} <= {UNDECIDED, rules.LONGER, rules.SHORTER}
+    return float(np.mean([claim.verdict != UNDECIDED for claim in claims]))
 
 
 @pytest.mark.parametrize("prompts", [GROUPS, 10])
 @pytest.mark.parametrize("kind", ["hash", "coin"])
 def test_a_true_null_is_contradicted_as_often_as_stated_at_most(kind, prompts):
     """A function of problem and text, and a coin for each rollout; prompts that never and that do come again."""
-    assert contradicted(kind, prompts) <= 0.05 + 3 * np.sqrt(0.05 * 0.95 / SWEEPS)
+    assert rejected(kind, prompts) <= 0.05 + 3 * np.sqrt(0.05 * 0.95 / SWEEPS)
 
 
 @pytest.mark.parametrize("prompts", [GROUPS, 10])
 def test_rewards_along_a_direction_are_still_found(prompts):
-    assert contradicted("along", prompts) > 0.9
+    assert rejected("along", prompts) > 0.9
+
+
+@pytest.mark.parametrize(("mid_p", "expected"), [(0.2, rules.LONGER), (0.8, rules.SHORTER), (0.5, UNDECIDED)])
+def test_a_null_that_is_rejected_says_to_which_side_and_contradicts_nothing(mid_p, expected):
+    """Shorter than chance has a one-sided p of about 1 of being as long, which is no support of the paper."""
+    frame = pd.DataFrame({"shuffle_mid_p": [mid_p] * 100, "shuffle_p": mid_p, "shuffle_variance": 1 / 12})
+    frame = frame.assign(prompt_id=range(100), shuffle_assignments=6)
+    claim = shuffled("all", {4: frame}, 0.05)
+    assert claim.verdict == claim.findings[0].verdict == expected
+    long, short = (float(claim.findings[0].measured.split(f"as {way} by chance ")[1].split(",")[0].split(";")[0])
+                   for way in ("long", "short"))  # fmt: skip
+    assert (
+        long + short == pytest.approx(1, abs=1e-2)
+        and (long < 1e-6) == (mid_p < 0.4)
+        and (short < 1e-6) == (mid_p > 0.6)
+    )
+
+
+def test_a_null_rejected_to_both_sides_says_both():
+    common = pd.DataFrame({"shuffle_p": 0.5, "shuffle_variance": 1 / 12, "prompt_id": range(100)})
+    groups = {R: common.assign(shuffle_mid_p=mid_p, shuffle_assignments=6) for R, mid_p in ((4, 0.2), (8, 0.8))}
+    assert shuffled("all", groups, 0.05).verdict == f"{rules.LONGER} and shorter than chance"
 
 
 @pytest.mark.parametrize("texts", [(0, 0, 2, 3), (0, 0, 2, 2), (0, 0, 0, 3, 4), (0, 1, 2, 3), (0, 0, 2, 3, 4, 4)])
