@@ -129,7 +129,9 @@ def thirds(measured: pd.DataFrame, column: str, whole: pd.DataFrame) -> pd.DataF
 def _c6_at(R: int, records: pd.DataFrame, metrics: pd.DataFrame, alpha: float, judged: bool) -> Finding:
     if not len(records):
         return nothing(R)
-    shares = thirds(records.assign(equal=~records["mixed"].astype(bool)), "equal", records)
+    used = ["run", "seed", "prompt_id", "step", *(f"advantage_above_{eps}" for eps in SPARSE)]
+    records = records[used].assign(equal=~records["mixed"].astype(bool))
+    shares = thirds(records, "equal", records)
     counted = steps_in_words(records)
     if not len(shares):
         return Finding(R, len(records), counted, "no change 0", UNDECIDED, UNKNOWN, "rho falls")
