@@ -27,6 +27,7 @@ import numpy as np
 import torch
 
 from grpo_sweeps.files import TEMPORARY_PREFIX, fsync_directory
+from grpo_sweeps.text import show
 
 FORMAT = 1
 STATE = "state.pt"
@@ -72,7 +73,7 @@ def restore_random_states(states: dict[str, Any]) -> None:
         if len(cuda) == torch.cuda.device_count():
             torch.cuda.set_rng_state_all([s.cpu() for s in cuda])
         else:
-            print(
+            show(
                 f"checkpoint: made with {len(cuda)} CUDA devices, here are {torch.cuda.device_count()}; "
                 "CUDA's random state is not restored."
             )
@@ -116,7 +117,7 @@ def save(directory: Path | str, step: int, state: dict[str, Any], keep: int = 1,
 
 
 def _say(sentence: str) -> None:
-    print(f"checkpoint: {sentence}", flush=True)
+    show(f"checkpoint: {sentence}")
 
 
 def latest(

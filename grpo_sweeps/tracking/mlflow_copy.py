@@ -246,7 +246,7 @@ def copy_parent(
     }
     tags = of_the_sweep | {
         "mlflow.user": _user(),
-        "command": redact(first.command)[:TAG_LIMIT],
+        "command": _tag("command", redact(first.command)),
         "git_commit": first.commit or "",
     }
     if not _locate(store, state, verify, {"grpo_sweeps.kind": "sweep"}):
@@ -266,7 +266,7 @@ def finish_parent(store: Store, sweep_dir: Path, statuses: Sequence[RunStatus]) 
     state = CopyState(sweep_dir, sweep_dir.name, store.uri, store.experiment)
     words = {mlflow_status(s) for s in statuses}
     word = next(w for w in ("RUNNING", "SCHEDULED", "FAILED", "KILLED", "FINISHED") if w in words)
-    _set_name_and_status(store, state, sweep_dir.name, word, max(s.ended or s.heartbeat for s in statuses))
+    _set_name_and_status(store, state, plain(sweep_dir.name), word, max(s.ended or s.heartbeat for s in statuses))
 
 
 def _known(state: CopyState) -> tuple[str, StoreState]:
@@ -338,7 +338,12 @@ def _run_tags(status: RunStatus, state: CopyState, parent_id: str) -> dict[str, 
         "mlflow.source.git.commit": status.commit or "",
     }
     tags |= {f"version.{name}": version for name, version in status.versions.items()}
-    return {key: plain(value)[:TAG_LIMIT] for key, value in tags.items() if value}
+    return {key: _tag(key, value) for key, value in tags.items() if value}
+
+
+def _tag(key: str, value: str) -> str:
+    """A tag's value: plain text, but for names that runs are found by."""
+    return (value if key.startswith("grpo_sweeps.") else plain(value))[:TAG_LIMIT]
 
 
 def _user() -> str:

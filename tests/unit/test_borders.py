@@ -46,7 +46,7 @@ MAY_IMPORT = {
     "tasks": {"types", "rewards"},
     "models": {"types"},
     "config": {"types", "paths", "estimators"},
-    "engine": {*LEAVES, "config", "files"},
+    "engine": {*LEAVES, "config", "files", "text"},
     "tracking": {*LEAVES, "config", "files", "text", "redaction"},
     "loop": {*LEAVES, "paths", "config", "engine", "tracking", "text"},
     "exact": {"types", "estimators", "spectra"},
