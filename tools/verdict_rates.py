@@ -16,8 +16,9 @@ the truth is the sum over all groups that can be drawn; for C20, whose steps are
 
 A verdict is wrong where it says "contradicted" of what is true or "holds" of what is not, with a correction too where
 there is nothing to correct; of C4 none is decided whose bounds say nothing; of C6, where nothing changes, both are; of
-Shuffled a rejection of a null that is true; of C9 the error that rollouts are not draws of the policy. C10 and C21 are judged as if the model were the
-paper's. C8 stands by the other definitions of rank too: for a coin and a hash no truth of them is known. The columns:
+Shuffled a rejection of a null that is true; of C9 the error that rollouts are not draws of the policy. C10 and C21 are
+judged as if the model were the paper's. C8 stands by the other definitions of rank too: for a coin and a hash no truth
+of them is known. The columns:
 
     decided, wrong   verdicts at the level of a report, with the share of wrong ones, its Clopper-Pearson 95% interval
                      and the stated rate: alpha for each R that decides, 5% for all verdicts of a report together
