@@ -70,10 +70,10 @@ def three_digits_of(interval: Interval) -> str:
 def _in_three_digits(value: float) -> str:
     """Powers of ten from a million on only.
 
-    >>> _in_three_digits(999.6), _in_three_digits(-45678.0), _in_three_digits(1e6)
-    ('1,000', '-45,700', '1e+06')
+    >>> _in_three_digits(999.6), _in_three_digits(-45678.0), _in_three_digits(1e6), _in_three_digits(-0.0)
+    ('1,000', '-45,700', '1e+06', '0')
     """
-    text = f"{value:.3g}"
+    text = f"{value + 0.0:.3g}"  # as in `number`: no zero has a sign
     return f"{float(text):,.0f}" if "e+" in text and abs(value) < 1e6 else text
 
 

@@ -114,7 +114,7 @@ def contents(
         "table1.tex": latex(header, rows, CAPTION, f"tab:{sweep.name}"),
         **({"estimators.md": estimator_markdown(estimators)} if len(estimators) else {}),
         "claims.csv": csv(claims_frame(claims)),
-        "claims.md": claims_markdown(claims),
+        "claims.md": claims_markdown(claims, lacking),
         "index.html": render_page(sweep, tables, claims, plots, images, lacking, sections, looks_wrong),
     }
     return with_manifest(files_of(texts, images), manifest(sweep, command, lacking))

@@ -16,7 +16,7 @@ from grpo_sweeps.publish.formats import number, with_interval
 from grpo_sweeps.publish.page import Section, from_template, inlined, visible_text
 from grpo_sweeps.redaction import redact
 from grpo_sweeps.report.claims import rules
-from grpo_sweeps.report.claims.verdicts import Claim
+from grpo_sweeps.report.claims.verdicts import DEFINED, Claim
 from grpo_sweeps.report.figures import by_step
 from grpo_sweeps.report.figures.layers import NOT_DRAWN
 from grpo_sweeps.report.measure.spectral import BELOW, MATRICES, QUANTITIES
@@ -38,7 +38,7 @@ K_NULLS = {
     "null_gaussian": "null: Gaussian, own spectrum",
 }
 TONES = {rules.HOLDS: ("yes", "✓"), rules.CONTRADICTED: ("no", "✗"), rules.UNDECIDED: ("open", "?")}
-TONES |= {rules.CORRECTED: ("yes", "≈")}
+TONES |= dict.fromkeys((rules.CORRECTED, rules.WITHIN), ("yes", "≈"))
 SHOWN = ("open", "–")
 """Of every other verdict: what was measured is shown, and neither for nor against the claim."""
 
@@ -74,6 +74,7 @@ def render_page(
         undecided=rules.UNDECIDED,
         for_theory=[c for c in claims if not c.findings and c.id in rules.BY_THEORY],
         rules=rules.IN_WORDS,
+        definitions=DEFINED,
         headline=headline(tables["table1"]),
         precision=_precision(tables["table1"]),
         by_k=_by_k(tables["by_k"]),
@@ -126,7 +127,7 @@ def _claim(claim: Claim) -> dict[str, Any]:
     rows = [[str(f.R), str(f.groups), f.paper, f.measured, f.null, f.verdict] for f in claim.findings]
     return {
         "id": claim.id, "arm": claim.arm, "paper": claim.paper, "verdict": claim.verdict, "rows": rows,
-        "remarks": claim.remarks, "lead": claim.lead,
+        "remarks": claim.remarks, "lead": claim.lead, "header": claim.header,
     }  # fmt: skip
 
 

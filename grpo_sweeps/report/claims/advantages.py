@@ -9,7 +9,7 @@ import pandas as pd
 
 from grpo_sweeps.maths.intervals import share_over
 from grpo_sweeps.paper import STATEMENTS, TAILS
-from grpo_sweeps.publish.formats import three_digits, with_interval_of
+from grpo_sweeps.publish.formats import number, three_digits, with_interval_of
 from grpo_sweeps.report.claims import rules
 from grpo_sweeps.report.claims.finding import ERROR, UNKNOWN, Claim, Finding, not_about, nothing
 from grpo_sweeps.report.claims.rules import CONTRADICTED, HOLDS, UNDECIDED, all_of
@@ -87,11 +87,11 @@ def _c3_at(R: int, records: pd.DataFrame, kind: str) -> Finding:
         float(records[name].astype(float).mean()) / variance for name in ("advantage_square", "advantage_product")
     )
     expected = _factors(R, kind)
-    measured = f"Var A {square:.4f}, Cov {product:.4f} of sigma^2 = {variance:.4f}"
+    measured = f"Var A {number(square, 3)}, Cov {number(product, 3)} of sigma^2 = {number(variance, 3)}"
     null, verdict = "no factor for this estimator", UNDECIDED
     if expected is not None:
         near = np.allclose((square, product), expected, rtol=rules.SUM_TOLERANCE, atol=rules.SUM_TOLERANCE)
-        null, verdict = f"{expected[0]:.4f}, {expected[1]:.4f}", HOLDS if near else CONTRADICTED
+        null, verdict = f"{expected[0]:.3f}, {expected[1]:.3f}", HOLDS if near else CONTRADICTED
     return Finding(R, len(records), measured, null, verdict, UNKNOWN, paper)
 
 

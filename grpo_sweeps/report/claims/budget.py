@@ -16,12 +16,14 @@ from grpo_sweeps.maths.intervals import Interval, mean_interval
 from grpo_sweeps.paper import STATEMENTS
 from grpo_sweeps.publish.formats import with_interval_of
 from grpo_sweeps.report.claims import rules
-from grpo_sweeps.report.claims.finding import UNKNOWN, Claim, Finding, estimator_of
+from grpo_sweeps.report.claims.finding import UNKNOWN, Claim, Finding, estimator_of, not_about
 from grpo_sweeps.report.claims.rules import CONTRADICTED, GAIN_MARGIN, HOLDS, UNDECIDED, all_of
 from grpo_sweeps.report.read.query import Sweep
 from grpo_sweeps.report.tables.pooled import CHANGE, drawn_besides, first_and_last
 
 KEY = "budget="
+PAIRS = "problems x seeds"
+"""What C11 counts in the place of groups."""
 
 
 @dataclass(frozen=True)
@@ -82,7 +84,9 @@ def c11(sweep: Sweep, pair: Pair, alpha: float) -> Claim:
     if sweep.runs.loc[sweep.runs["arm"] == pair.rollouts, "seed"].nunique() < 2:
         remarks.append("Nothing is decided: one seed says nothing of the differences between training runs.")
     name = f"{pair.prompts} and {pair.rollouts}"
-    return Claim("C11", name, STATEMENTS["C11"].brief, all_of([f.verdict for f in findings]), findings, tuple(remarks))
+    verdict = all_of([f.verdict for f in findings])
+    found = Claim("C11", name, STATEMENTS["C11"].brief, verdict, findings, tuple(remarks), counted=PAIRS)
+    return found if kind else not_about(found, "The claim is about the size of the group that makes the baseline.")
 
 
 def _at(sweep: Sweep, pair: Pair, R: int, alpha: float, comparable: bool) -> Finding:

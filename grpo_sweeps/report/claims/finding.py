@@ -20,7 +20,10 @@ ESTIMATORS = {one.name: one.kind for one in DECLARATIONS.values() if one.zero_su
 
 @dataclass(frozen=True)
 class Finding:
-    """One claim at one R: `measured` and `null` in words, the decisive interval, the verdict."""
+    """One claim at one R: `measured` and `null` in words, the decisive interval, the verdict.
+
+    groups: how many values are behind it, groups where `Claim.counted` names nothing else.
+    """
 
     R: int
     groups: int
@@ -35,7 +38,8 @@ class Finding:
 class Claim:
     """One claim in one arm: the overall verdict, one finding per R, and remarks that bear on it.
 
-    lead: who says what stands in `paper`; the paper, or for a control the mathematics.
+    lead: who says what stands in `paper`; the paper, or for a control the mathematics. counted: what the findings
+    count.
     """
 
     id: str
@@ -45,6 +49,12 @@ class Claim:
     findings: tuple[Finding, ...]
     remarks: tuple[str, ...] = field(default=())
     lead: str = PAPER_SAYS
+    counted: str = "groups"
+
+    @property
+    def header(self) -> tuple[str, ...]:
+        """The head of the table of its findings."""
+        return ("R", self.counted, "the paper", "measured", "null", "verdict")
 
     @property
     def errors(self) -> tuple[str, ...]:

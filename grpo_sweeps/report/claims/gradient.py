@@ -11,9 +11,10 @@ from scipy import special
 
 from grpo_sweeps.maths.intervals import Clusters, Interval, mean_over, t_quantile
 from grpo_sweeps.paper import STATEMENTS
-from grpo_sweeps.publish.formats import three_digits, three_digits_of, with_interval, with_interval_of
+from grpo_sweeps.publish.formats import number, three_digits, three_digits_of, with_interval, with_interval_of
 from grpo_sweeps.report.claims import rules
 from grpo_sweeps.report.claims.finding import ERROR, UNKNOWN, Claim, Finding, not_about, nothing
+from grpo_sweeps.report.claims.ranks import of_the_loss
 from grpo_sweeps.report.claims.rules import UNDECIDED, UNDEFINED, all_of, judge
 from grpo_sweeps.report.measure.permutation import least_p
 from grpo_sweeps.report.tables.pooled import clusters, pooled
@@ -228,6 +229,8 @@ def shuffled(arm: str, groups: dict[int, pd.DataFrame], alpha: float, lengths: b
             if R > 1
         ),
     ]
+    if of_the_loss(groups):
+        remarks.append("Not tested: rows of the loss have no advantage per rollout that could change its place.")
     if lengths:
         remarks.append("Not tested: this arm's advantages depend on lengths and would have to be computed anew.")
     measured = [g for g in groups.values() if len(g) and not lengths]
@@ -243,7 +246,8 @@ def shuffled(arm: str, groups: dict[int, pd.DataFrame], alpha: float, lengths: b
     rejected = sorted({verdict for verdict in verdicts if verdict != UNDECIDED})
     # chance alone can only fail to be excluded
     verdict = " and ".join([*rejected[:1], *(one.rpartition(": ")[2] for one in rejected[1:])]) or UNDECIDED
-    return Claim("Shuffled", arm, SHUFFLED, verdict, findings, tuple(remarks), "The null")
+    found = Claim("Shuffled", arm, SHUFFLED, verdict, findings, tuple(remarks), "The null")
+    return not_about(found) if lengths or of_the_loss(groups) else found
 
 
 def _shuffled_at(R: int, groups: pd.DataFrame, alpha: float) -> Finding:
@@ -265,7 +269,7 @@ def _shuffled_at(R: int, groups: pd.DataFrame, alpha: float) -> Finding:
         return float(special.ndtr(at)) if math.isinf(freedom) else float(special.stdtr(freedom, at))
 
     measured = (
-        f"mean mid-p {with_interval(mid_p, interval.low, interval.high, 3)}; z = {z:.2f}, combined one-sided p: as "
+        f"mean mid-p {with_interval(mid_p, interval.low, interval.high, 3)}; z = {number(z)}, combined one-sided p: as "
         f"long by chance {three_digits(tail(-z))}, as short by chance {three_digits(tail(z))}; p below .05 in "
         f"{below:.1%} of the groups"
     )

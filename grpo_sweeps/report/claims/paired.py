@@ -189,7 +189,8 @@ def c16(sweep: Sweep, pair: Pair, alpha: float) -> Claim:
         "The rule: the effective rank, and what it has beyond orthogonal rows of the same norms with equal texts made "
         f"one, both rise; a rise by less than {rules.RISE:g} is none. Norms alone can raise a rank, which is no "
         "structure.",
-        "Both arms have a value for the baseline, and one of them has it at each token: what differs is the credit."
+        "Both arms have an estimate of the value for the baseline, and one of them at each token: what differs is the "
+        "credit, and how good the estimate is (a critic's may be far off)."
         if of_value
         else "Two things differ between the arms, the baseline and the credit by token: against the arm of "
         "objective=oracle, whose baseline is the prompt's value, the credit alone differs.",
@@ -268,6 +269,7 @@ def _c19_at(sweep: Sweep, R: int, runs: list[tuple[str, str]], alpha: float) -> 
     ]
     found = change(judged, R, alpha)
     verdict = rules.judge(found, -rules.SAME, rules.SAME, len(judged))
+    verdict = rules.WITHIN if verdict == HOLDS else verdict
     if not any(_acted(sweep, other) for _, other in runs):
         words.append("nothing was clipped in the first step and there is no KL")
         verdict = UNDECIDED

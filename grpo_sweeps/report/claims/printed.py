@@ -15,7 +15,7 @@ from grpo_sweeps.paper import ABOUT_TWO, MARGIN, STATEMENTS, TABLE1
 from grpo_sweeps.publish.formats import with_interval_of
 from grpo_sweeps.report.claims import rules
 from grpo_sweeps.report.claims.finding import UNKNOWN, Claim, Finding
-from grpo_sweeps.report.claims.ranks import rank_with_floor
+from grpo_sweeps.report.claims.ranks import orthogonal_rows, rank_with_floor
 from grpo_sweeps.report.claims.rules import UNDECIDED, all_of, for_every_R, judge
 
 
@@ -83,6 +83,8 @@ def _c10_at(R: int, groups: pd.DataFrame, alpha: float) -> Finding:
 
 
 def _top1_null(groups: pd.DataFrame) -> str:
-    """Orthogonal scores of equal norm: the energies are w^2, so the top-1 fraction is max w^2 / sum w^2."""
+    """Orthogonal scores of equal norm: the energies are w^2, so the top-1 fraction is max w^2 / sum w^2; those of rows
+    of the loss are their squared norms."""
     top1 = groups["null_orthogonal_top1_fraction"].astype(float)
-    return f"orthogonal scores: top-1 {top1.mean():.2f} with effective rank {groups['null_effective_rank'].mean():.2f}"
+    rank = float(groups["null_effective_rank"].mean())
+    return f"{orthogonal_rows(groups).rstrip(',')}: top-1 {top1.mean():.2f} with effective rank {rank:.2f}"

@@ -120,6 +120,8 @@ def c8(arm: str, kind: str, groups: dict[int, pd.DataFrame], alpha: float, scope
     findings = tuple(_c8_at(R, g, alpha) for R, g in groups.items())
     verdict = all_of([f.verdict for f in findings])
     remarks = [*scope, *(_distinct_rank(R, g) for R, g in groups.items() if len(g))]
+    if of_the_loss(groups):
+        remarks.append(OF_THE_LOSS)
     remarks += ["Judged is “for every R, because of the zero sum”: the value at each R, and where it comes from."]
     remarks += [
         f"R = {R}: about 2 without structure, by repeated texts and the norms of the rows: with equal texts made one "
@@ -162,6 +164,24 @@ def _in_words(changes: dict[str, float]) -> str:
     return ", ".join(f"{name} {value:.0e}" if value else f"{name} 0" for name, value in changes.items())
 
 
+def of_the_loss(groups: dict[int, pd.DataFrame]) -> bool:
+    """Are all measured groups of an arm of rows of the loss, which have no weight per rollout in front of a score?"""
+    measured = [g for g in groups.values() if len(g)]
+    return bool(measured) and all(bool((g["rows"] == "loss").all()) for g in measured)
+
+
+def orthogonal_rows(groups: pd.DataFrame) -> str:
+    """What is orthogonal in the null of the groups' matrices, in words: rows of the loss have no weight per rollout."""
+    return "orthogonal rows of the loss, of their own norms," if of_the_loss({0: groups}) else "orthogonal scores"
+
+
+OF_THE_LOSS = (
+    "The rows are those of the loss, sum_t c_t grad log pi(a_t | s_t) of a rollout: tokens have factors of their own, "
+    "so that no weight per rollout is in front of a score. The null's rows are orthogonal and of these rows' measured "
+    "norms; 4k(R-k)/R, which weights of r - mean give, is none of theirs."
+)
+
+
 def _distinct_rank(R: int, groups: pd.DataFrame) -> str:
     """The effective rank where repeated texts play no part, beside its null: a subset, with its own mix of k."""
     different = groups[groups["distinct"] == R]
@@ -171,7 +191,7 @@ def _distinct_rank(R: int, groups: pd.DataFrame) -> str:
     null = different["null_effective_rank"].astype(float).mean()
     return (
         f"R = {R}: {groups['distinct'].mean():.2f} different texts a group on average; in the {len(different)} groups "
-        f"without a repeat the effective rank is {rank:.2f}, orthogonal scores {null:.2f}."
+        f"without a repeat the effective rank is {rank:.2f}, {orthogonal_rows(different)} {null:.2f}."
     )
 
 
@@ -200,7 +220,7 @@ def _c8_at(R: int, groups: pd.DataFrame, alpha: float) -> Finding:
     by = " by Hoeffding's interval" if few else ""
     measured = f"effective rank {with_interval_of(rank)}{by}"
     null = (
-        f"orthogonal scores {groups['null_effective_rank'].mean():.2f}, measured minus null "
+        f"{orthogonal_rows(groups)} {groups['null_effective_rank'].mean():.2f}, measured minus null "
         f"{with_interval_of(difference)}"
     )
     if groups["null_distinct"].notna().any():
@@ -240,7 +260,7 @@ def _sentence(name: str, groups: dict[int, pd.DataFrame], alpha: float) -> str:
         repeats = judged == HOLDS and by_repeats(R, g, alpha, name)
         verdicts.append(UNDECIDED if too_low or repeats else judged)
         null = g[f"null_orthogonal_{name}"].astype(float).mean()
-        words = f"R = {R}: {with_interval_of(found)}, orthogonal scores {null:.2f}"
+        words = f"R = {R}: {with_interval_of(found)}, {orthogonal_rows(g)} {null:.2f}"
         said.append(words + (", the Grams too coarse" if too_low else ""))
     verdict = for_every_R(all_of(verdicts), groups)
     return f"By {DEFINITIONS[name]}, by the same rule: {verdict} ({'; '.join(said)})."
@@ -261,7 +281,8 @@ def controls(arm: str, groups: dict[int, pd.DataFrame]) -> Claim:
         "agree with the group mean: nothing of that is asserted.",
     )
     verdict = all_of([f.verdict for f in findings])
-    return Claim("Controls", arm, CONTROLS_SAY, verdict, tuple(findings), remarks, "Exact, whatever the data")
+    found = Claim("Controls", arm, CONTROLS_SAY, verdict, tuple(findings), remarks, "Exact, whatever the data")
+    return not_about(found, OF_THE_LOSS) if of_the_loss(groups) and not errors else found
 
 
 def _controls_at(R: int, groups: pd.DataFrame) -> tuple[Finding, list[str]]:

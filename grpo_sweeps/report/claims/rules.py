@@ -84,6 +84,9 @@ null of the rows' own norms, equal texts made one, both lie above 0; it does not
 SAME = MARGIN
 """C19: the structure is not affected where the change of the effective rank lies within so much of 0."""
 
+WITHIN = f"holds within {SAME:g} in these runs"
+"""C19's verdict where it holds: of the effective rank, up to the margin."""
+
 MIN_STEPS = 30
 """C20: steps with a mixed measured group below which an R is not decided."""
 
@@ -92,6 +95,10 @@ MIN_THIRD_STEPS = 3
 
 MIDDLE = (0.25, 0.75)
 """C18: prompts of middling difficulty are those of groups whose share of right rollouts lies in this range."""
+
+GAIN_MARGIN = 0.01
+"""C11: a larger R learns faster when its gain in accuracy is larger at equal rollouts, the whole interval above 0; it
+does not when the whole interval is below this."""
 
 IN_WORDS = (
     f"Any: a verdict needs its whole interval on one side, otherwise it says '{UNDECIDED}'; fewer than {MIN_GROUPS} "
@@ -118,10 +125,13 @@ IN_WORDS = (
     "at no R where repeated texts and norms alone bring the null to 'about 2'.",
     f"C10, C21: numbers measured on one model are judged on that model, task and reward, and '{COMPARED}' elsewhere. "
     "Figure 2's order holds when the top-1 fraction at its R is above that at each other R of the table.",
+    "C11: a larger R learns faster when its gain in held-out accuracy, at equal rollouts a step and with "
+    "estimator=rloo, is larger than at the least R, paired by problem and seed, the whole interval above 0; it does "
+    f"not when the whole interval is below {GAIN_MARGIN:g}.",
     "C16: credit by token raises the rank when, in the same groups, the effective rank and what it has beyond the null "
     f"of the rows' own norms with equal texts made one both rise, and does not when one rises by less than {RISE:g}.",
-    "C19: clipping and KL leave the structure as it is when the effective rank of the same groups, after a first "
-    f"update, changes by less than {SAME:g}.",
+    f"C19: clipping and KL leave the structure as it is, '{WITHIN}', when the effective rank of the same groups, after "
+    f"a first update, changes by less than {SAME:g}.",
     f"Shuffled: the null is rejected to one side or not at all, with {MIN_GROUPS} groups or more. That contradicts "
     "nothing the paper says.",
     f"C20: a step has about 2 directions when the effective rank of its stacked groups is about 2 in {MIN_STEPS} steps "
@@ -129,10 +139,6 @@ IN_WORDS = (
 )
 """A sentence or two for each rule, the claim's name first."""
 
-
-GAIN_MARGIN = 0.01
-"""C11: a larger R learns faster when its gain in accuracy is larger at equal rollouts, the whole interval above 0; it
-does not when the whole interval is below this."""
 
 CELLS_OF_C11 = 6
 """C11's intervals that count as the tests of one cell; they are there where both budgets are. C16 and C19 have one for

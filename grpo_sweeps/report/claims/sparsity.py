@@ -142,14 +142,23 @@ def _c6_at(R: int, records: pd.DataFrame, metrics: pd.DataFrame, alpha: float, j
     ]
     runs = f"{len(shares)} run{'s' if len(shares) > 1 else ''}"
     said += [_words(shares, "all-equal groups"), counted]
-    for name, words in READINGS.items():
-        known = metrics[metrics[name].notna()] if name in metrics else metrics.iloc[:0]
-        if len(known):
-            found, steps = thirds(known, name, records), steps_in_words(known, records)
-            said.append(f"{_words(found, words)}, {steps}" if len(found) else f"{words}: {steps}")
+    said += _readings(records, metrics)
     changes = [change for _, _, change in falls.values()]
     verdict = _verdict(changes) if judged else UNDECIDED
     return Finding(R, len(records), f"{'; '.join(said)} ({runs})", "no change 0", verdict, changes[0], "rho falls")
+
+
+def _readings(records: pd.DataFrame, metrics: pd.DataFrame) -> list[str]:
+    """The logged readings of a sparse gradient in words; those of as many measured steps share one count."""
+    by_steps: dict[str, list[str]] = {}
+    for name, words in READINGS.items():
+        known = metrics[metrics[name].notna()] if name in metrics else metrics.iloc[:0]
+        if len(known):
+            found = thirds(known, name, records)
+            by_steps.setdefault(steps_in_words(known, records), []).append(
+                _words(found, words) if len(found) else words
+            )
+    return [f"{'; '.join(words)}: {steps}" for steps, words in by_steps.items()]
 
 
 def _verdict(changes: list[Interval]) -> str:

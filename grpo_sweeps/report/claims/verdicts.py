@@ -11,6 +11,7 @@ words.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 
 import pandas as pd
@@ -39,6 +40,12 @@ CLAIM_COLUMNS = [
     "claim", "arm", "R", "groups", "paper", "measured", "decisive", "decisive_low", "decisive_high", "null", "verdict",
     "remarks",
 ]  # fmt: skip
+DEFINED = (
+    "Effective rank: (sum s)^2 / sum s^2 of the singular values s of a group's gradient matrix, whose R rows are the "
+    "rollouts' scores times their weights in the loss; it lies between 1 and R. Top-1 fraction: s_1^2 / sum s^2. Mixed "
+    "groups have rewards that differ; k is the number of right rollouts of a group, sigma_r the standard deviation of "
+    "its rewards."
+)
 THEORY = "The theory report (python -m grpo_sweeps.theory) has it on policies where everything is exact."
 NEEDS = {
     "C1": (
@@ -149,17 +156,23 @@ def claims_frame(claims: list[Claim]) -> pd.DataFrame:
     return frame.astype({"R": "Int64"})
 
 
-def claims_markdown(claims: list[Claim]) -> str:
-    """The claims for a reader: a heading and verdict each, a table by R, the remarks, and the rules at the end."""
+def claims_markdown(claims: list[Claim], missing: Sequence[str] = ()) -> str:
+    """The claims for a reader: what is meant and what is missing, a heading and verdict each, a table by R, the
+    remarks, and the rules at the end.
+
+    missing: sentences on what the sweep lacks, runs above all.
+    """
     several = len({c.arm for c in claims} - {EVERY_ARM}) > 1
-    text = [f"# Claims of arXiv {ARXIV}\n"]
+    text = [f"# Claims of arXiv {ARXIV}\n", f"{DEFINED}\n"]
+    if missing:
+        text += ["## What is missing\n", "\n".join(f"- {markdown_text(sentence)}" for sentence in missing) + "\n"]
     for claim in claims:
         arm = f" ({claim.arm})" if several or claim.arm == EVERY_ARM else ""
         text.append(f"## {markdown_text(f'{claim.id}{arm}: {claim.verdict}')}\n")
         text.append(markdown_text(f"{claim.lead}: {claim.paper}") + "\n")
         rows = [[str(f.R), str(f.groups), f.paper, f.measured, f.null, f.verdict] for f in claim.findings]
         if rows:
-            text.append(markdown(["R", "groups", "the paper", "measured", "null", "verdict"], rows))
+            text.append(markdown(claim.header, rows))
         text.append("\n".join(f"- {markdown_text(remark)}" for remark in claim.remarks) + "\n")
     text += ["## The rules, fixed before looking\n", *(f"- {rule}" for rule in rules.IN_WORDS), ""]
     return "\n".join(text)

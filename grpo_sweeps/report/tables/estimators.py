@@ -35,10 +35,16 @@ from grpo_sweeps.types import Array
 
 NAME = "estimators"
 COLUMNS = [
-    "arm", "R", "estimator", "trained_with", "same_as", "source", "groups", "prompts",
+    "arm", "R", "estimator", "advantages", "trained_with", "same_as", "source", "groups", "prompts",
     *(f"{name}{end}" for name in QUANTITIES for end in ("", "_low", "_high")), "variance_groups", "factor",
     "no_variance", "no_factor",
 ]  # fmt: skip
+ADVANTAGES = {
+    "none": "the reward, no baseline", "group mean": "group mean, no std", "std": "group mean over std",
+    "group mean by length": "group mean by length, no std", "step mean and std": "step mean over the step's std",
+    "std of the step": "group mean over the step's std", "Beta density": "group mean over a Beta density",
+}  # fmt: skip
+"""What is subtracted and by what is divided, for readers; other kinds say it themselves."""
 CHOSEN = "the groups were chosen by their rewards (objective.resample)"
 UNSUITED = "its rewards are not from 0 to 1"
 WORDS = (
@@ -95,7 +101,8 @@ def _rows(sweep: Sweep, arm: str, R: int, runs: list[RunValues]) -> list[dict[st
     rows: list[dict[str, object]] = []
     for one in alternatives():
         row: dict[str, object] = common | {
-            "estimator": one.name, "trained_with": (one.declared.name, one.by_length) in trained,
+            "estimator": one.name, "advantages": ADVANTAGES.get(one.declared.kind, one.declared.kind),
+            "trained_with": (one.declared.name, one.by_length) in trained,
             "same_as": ", ".join(one.same), "source": one.declared.source, "no_factor": why_no_factor(one),
             "factor": float(np.mean([run.factors[one.name] for run in runs])),
         }  # fmt: skip
@@ -105,8 +112,8 @@ def _rows(sweep: Sweep, arm: str, R: int, runs: list[RunValues]) -> list[dict[st
     for name, why in NOT_HERE.items():
         rows.append(
             common | empty | {
-                "estimator": name, "trained_with": False, "same_as": "", "source": "", "variance_groups": 0,
-                "factor": math.nan, "no_variance": why, "no_factor": why,
+                "estimator": name, "advantages": "", "trained_with": False, "same_as": "", "source": "",
+                "variance_groups": 0, "factor": math.nan, "no_variance": why, "no_factor": why,
             }
         )  # fmt: skip
     return rows
@@ -154,7 +161,7 @@ def shown(table: pd.DataFrame) -> tuple[tuple[str, ...], tuple[tuple[str, ...], 
             (row[name], row[f"{name}_low"], row[f"{name}_high"]) for name in QUANTITIES
         )  # fmt: skip
         cells = (
-            str(row["R"]), f"{row['estimator']}{' (trained with)' if row['trained_with'] else ''}",
+            str(row["R"]), _named(row),
             with_interval(*rank), three_digits(*norm), with_interval(*cosine, digits=3),
             f"{three_digits(*variance)} {letter[row['no_variance']]}".strip(),
             f"{number(row['factor'], 3)} {letter[row['no_factor']]}".strip(), row["same_as"] or "–",
@@ -162,6 +169,12 @@ def shown(table: pd.DataFrame) -> tuple[tuple[str, ...], tuple[tuple[str, ...], 
         rows.append((str(row["arm"]), *cells) if arms else cells)
     meanings = tuple(f"{letter[why]}: {why}." for why in reasons)
     return (("arm", *header) if arms else header), tuple(rows), meanings
+
+
+def _named(row: Mapping[Any, Any]) -> str:
+    """An estimator's name, what its advantages are, and whether the arm was trained with it."""
+    own = f": {row['advantages']}" if row["advantages"] else ""
+    return f"{row['estimator']}{own}{' (trained with)' if row['trained_with'] else ''}"
 
 
 def estimator_section(table: pd.DataFrame) -> list[Section]:

@@ -9,7 +9,7 @@ import pytest
 from grpo_sweeps.report.claims import rules
 from grpo_sweeps.report.claims.budget import budget_pairs, extra_cells, gain_difference
 from grpo_sweeps.report.claims.rules import CONTRADICTED, HOLDS, UNDECIDED
-from grpo_sweeps.report.claims.verdicts import judge_claims
+from grpo_sweeps.report.claims.verdicts import claims_markdown, judge_claims
 from grpo_sweeps.report.read.query import load_sweep
 from grpo_sweeps.report.tables.pooled import accuracy_by_step
 from grpo_sweeps.tracking.local import LocalRecord
@@ -81,7 +81,8 @@ def test_resampling_makes_rollouts_unequal(sweep_of, tmp_path):
 )
 def test_what_decides_nothing_says_so(sweep_of, changes, words):
     claim = c11_of(sweep_of((0.0, 0.3, 0.6), **changes))
-    assert claim.verdict == UNDECIDED and words in " ".join(claim.remarks)
+    about = UNDECIDED if "reinforce" not in changes.get("estimator", "") else rules.NOT_ABOUT
+    assert claim.verdict == about and words in " ".join(claim.remarks)
 
 
 def test_one_budget_leaves_the_claim_undecided_and_names_the_sweep(sweep_of):
@@ -89,6 +90,13 @@ def test_one_budget_leaves_the_claim_undecided_and_names_the_sweep(sweep_of):
     claim = c11_of(sweep)
     assert claim.verdict == UNDECIDED and not claim.findings and "+sweeps=group_size" in claim.remarks[0]
     assert budget_pairs(sweep) == [] and extra_cells([]) == 0 and set(sweep.runs["arm"]) == {"all"}
+
+
+def test_c11_counts_pairs_and_its_rule_is_among_the_rules(sweep_of):
+    claim = c11_of(sweep_of((0.0, 0.3, 0.6)))
+    assert claim.header[1] == "problems x seeds" and any(rule.startswith("C11: ") for rule in rules.IN_WORDS)
+    text = claims_markdown([claim])
+    assert "| R | problems x seeds | the paper |" in text and f"| 8 | {claim.findings[-1].groups} |" in text
 
 
 def test_runs_of_other_lengths_are_not_compared(sweep_of):

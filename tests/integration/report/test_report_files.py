@@ -22,6 +22,7 @@ from grpo_sweeps.publish import formats
 from grpo_sweeps.publish.drawing import Plot, render
 from grpo_sweeps.report.__main__ import main
 from grpo_sweeps.report.build import build
+from grpo_sweeps.report.claims import rules
 from grpo_sweeps.report.claims.finding import PAPER_SAYS, Claim
 from grpo_sweeps.report.read.query import load_sweep
 from grpo_sweeps.report.remarks import missing
@@ -79,7 +80,7 @@ def hostile(write, tmp_path_factory):
         for reward in ("exact_match.strict", "=cmd|<b>evil</b>"):
             bad = {"state": "failed", "error": f"out of memory\n{HOSTILE}", "step": 3}
             write(
-                tmp_path / "runs", "two", R, 0, steps=8, text=HOSTILE, config={"reward._target_": reward},
+                tmp_path / "runs", "two", R, 0, steps=9, text=HOSTILE, config={"reward._target_": reward},
                 status=bad if R == 4 else {"command": "run tracking.uri=http://u:secret@h"}, prompt_id=HOSTILE,
             )  # fmt: skip
     plots: list[Plot] = []
@@ -119,7 +120,9 @@ def test_a_claim_has_one_card_for_all_arms_and_what_is_open_one_line(hostile):
     assert {"C2", "C10", "Controls", "Shuffled"} < set(ids)
     assert re.findall(r"<h3>(\w+)</h3>", verdicts) == ids and verdicts.count('class="verdict') == len(judged)
     assert len(judged) == 2 * len(ids), "one card for both arms"
-    left = [claim.id for claim in hostile.claims if not claim.findings]
+    left = [claim.id for claim in hostile.claims if not claim.findings and claim.verdict == rules.UNDECIDED]
+    for exact in ("C12", "C14", "C23", "C24"):
+        assert exact not in left and f"{exact}: {rules.by_theory(exact)}." in verdicts
     assert "C1" in left and f"{', '.join(left)}: records of this kind do not decide them" in verdicts
     leads = Counter(claim.lead for claim in hostile.claims)
     assert set(leads) > {PAPER_SAYS} and {lead: text.count(f"{lead}: ") for lead in leads} == leads
@@ -137,7 +140,7 @@ def test_hostile_cells_are_neutralised_in_every_table(hostile):
 
 def test_missing_things_are_named(hostile):
     lines = missing(load_sweep("two", hostile.runs))
-    assert sum("is failed at step 3 of 8: out of memory" in line for line in lines) == 2
+    assert sum("is failed at step 3 of 9: out of memory" in line for line in lines) == 2
     assert any("fewer than 30" in line for line in lines) and any("One seed" in line for line in lines)
 
 
@@ -147,6 +150,10 @@ def test_a_sweep_without_measurement_or_evaluation_still_gives_a_report(write, t
     frame = pd.read_csv(io.StringIO((out / "table1.csv").read_text()))
     assert np.isnan(frame.at[0, "effective_rank"]) and frame.at[0, "measured_mixed_groups"] == 0
     assert "nothing measured" in (out / "index.html").read_text()
+    said = (out / "claims.md").read_text().split("## What is missing")[1].split("## C1 ")[0]
+    assert [line.removeprefix("- ") for line in said.split("\n") if line] == missing(
+        load_sweep("bare", tmp_path / "runs")
+    )
     assert {claim.id for claim in claims} >= {f"C{i}" for i in range(1, 16)}, "the paper's, each with its verdict"
 
 

@@ -230,9 +230,11 @@ def test_the_section_says_why_a_cell_is_empty(sweep) -> None:
     assert all(len(row) == len(section.header) for row in section.rows)
     by_name = {row[1]: row for row in section.rows if row[0] == "4"}
     letters = dict(part.split(": ", 1) for part in section.after[0].rstrip(".").split(". "))
-    assert letters[by_name["grpo_std"][6].split()[-1]] == "no factor holds for every reward"
+    assert letters[by_name["grpo_std: group mean over std"][6].split()[-1]] == "no factor holds for every reward"
     assert "prefix" in letters[by_name["OTB (arXiv 2602.07078)"][5].split()[-1]]
-    assert by_name["rloo (trained with)"][6] == "1.000" and "–" not in by_name["score_norm"][5]
+    assert by_name["rloo: leave-one-out (trained with)"][6] == "1.000"
+    assert "–" not in by_name["score_norm: leave-one-out by score norm"][5]
+    assert {"grpo: group mean, no std", "grpo_std, 1/length: group mean over std"} <= set(by_name), "which grpo it is"
     assert "| R | estimator |" in estimator_markdown(found) and "CISPO" in estimator_markdown(found)
     assert estimator_section(found.iloc[:0]) == []
 

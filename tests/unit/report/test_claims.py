@@ -258,7 +258,9 @@ def test_frame_and_markdown_carry_every_finding(full):
     known = {HOLDS, CONTRADICTED, UNDECIDED, UNDEFINED, COMPARED, rules.ASKED, rules.CORRECTED, rules.SAYS_NOTHING}
     known |= {rules.LONGER, rules.SHORTER, *map(rules.by_theory, rules.BY_THEORY)}
     assert set(frame["verdict"]) <= known
-    text, every = claims_markdown(claims), " (every arm)"
+    text, every = claims_markdown(claims, ["No run for R = 16."]), " (every arm)"
+    assert text.count("Effective rank: (sum s)^2 / sum s^2") == 1, "defined once"
+    assert text.index("(sum s)^2") < text.index("No run for R = 16.") < text.index("## C1 ")
     for claim in claims:
         assert claim.paper in text and f"## {claim.id}{every if claim.id in NEEDS else ''}: {claim.verdict}" in text
         assert all(f.measured.replace("|", "\\|").replace("<", "&lt;") in text for f in claim.findings)

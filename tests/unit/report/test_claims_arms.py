@@ -147,7 +147,7 @@ def clipping(write, tmp_path, other, clipped=0.1, config=CLIP, steps=2):
 
 @pytest.mark.parametrize(
     ("other", "clipped", "expected"),
-    [(NEAR, 0.1, HOLDS), (EVERY_WAY, 0.1, CONTRADICTED), (NEAR, 0.0, UNDECIDED)],
+    [(NEAR, 0.1, rules.WITHIN), (EVERY_WAY, 0.1, CONTRADICTED), (NEAR, 0.0, UNDECIDED)],
 )
 def test_clipping_leaves_the_structure_where_the_same_groups_keep_their_rank(write, tmp_path, other, clipped, expected):
     claim = clipping(write, tmp_path, other, clipped)

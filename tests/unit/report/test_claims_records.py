@@ -164,7 +164,7 @@ def test_shuffled_advantages_find_scores_along_the_reward_and_not_noise(write, t
 def test_advantages_that_depend_on_lengths_are_not_shuffled(write, tmp_path):
     """Other rewards would give another mean weighted by length: places alone do not say what chance makes."""
     claims, _ = claims_of(write, tmp_path, scored(2.0), (8,), estimator="opo")
-    assert claims["Shuffled"].verdict == UNDECIDED and at(claims["Shuffled"], 8).groups == 0
+    assert claims["Shuffled"].verdict == rules.NOT_ABOUT and at(claims["Shuffled"], 8).groups == 0
     assert any(remark.startswith("Not tested: this arm's advantages") for remark in claims["Shuffled"].remarks)
 
 
@@ -369,7 +369,12 @@ def test_rows_of_the_loss_and_rewards_between_decide_less(write, tmp_path):
         return dataclasses.replace(record, rows="loss")
 
     claims, every = claims_of(write, tmp_path / "loss", loss, (4,))
-    assert claims["C9"].verdict == claims["Shuffled"].verdict == claims["Controls"].verdict == UNDECIDED
+    assert claims["C9"].verdict == UNDECIDED, "its scores are the model's, and were not kept"
+    assert claims["Shuffled"].verdict == claims["Controls"].verdict == rules.NOT_ABOUT
+    null = at(claims["C8"], 4).null
+    assert null.startswith("orthogonal rows of the loss, of their own norms, ") and "orthogonal scores" not in null
+    assert any("no weight per rollout" in remark for remark in claims["C8"].remarks)
+    assert at(claims["C10"], 4).null.startswith("orthogonal rows of the loss, of their own norms: top-1 ")
     assert at(claims["C5"], 4).groups > 0 and at(claims["C7"], 4).groups > 0 and not error_lines(every)
 
     def graded(record):

@@ -58,7 +58,9 @@ def rejected(kind: str, prompts: int, seed: int = 0) -> float:
     N = SWEEPS * GROUPS
     prompt_N, reward_NR = prompt_SG.reshape(N), reward_SGR.reshape(N, R)
     groups = groups_of(psi_PTD[prompt_N], text_SGR.reshape(N, R), reward_NR)
-    frame = pd.DataFrame(permutation_columns(groups)).assign(prompt_id=prompt_N, sweep=np.repeat(range(SWEEPS), GROUPS))
+    frame = pd.DataFrame(permutation_columns(groups)).assign(
+        prompt_id=prompt_N, sweep=np.repeat(range(SWEEPS), GROUPS), rows="scores"
+    )
     frame = frame[np.ptp(reward_NR, axis=1) > 0]
     frames = [part for _, part in frame.groupby("sweep")]
     claims = [shuffled("all", {R: part}, 0.05) for part in frames]
@@ -83,7 +85,7 @@ def test_rewards_along_a_direction_are_still_found(prompts):
 def test_a_null_that_is_rejected_says_to_which_side_and_contradicts_nothing(mid_p, expected):
     """Shorter than chance has a one-sided p of about 1 of being as long, which is no support of the paper."""
     frame = pd.DataFrame({"shuffle_mid_p": [mid_p] * 100, "shuffle_p": mid_p, "shuffle_variance": 1 / 12})
-    frame = frame.assign(prompt_id=range(100), shuffle_assignments=6)
+    frame = frame.assign(prompt_id=range(100), shuffle_assignments=6, rows="scores")
     claim = shuffled("all", {4: frame}, 0.05)
     assert claim.verdict == claim.findings[0].verdict == expected
     long, short = (float(claim.findings[0].measured.split(f"as {way} by chance ")[1].split(",")[0].split(";")[0])
@@ -96,7 +98,7 @@ def test_a_null_that_is_rejected_says_to_which_side_and_contradicts_nothing(mid_
 
 
 def test_a_null_rejected_to_both_sides_says_both():
-    common = pd.DataFrame({"shuffle_p": 0.5, "shuffle_variance": 1 / 12, "prompt_id": range(100)})
+    common = pd.DataFrame({"rows": "scores", "shuffle_p": 0.5, "shuffle_variance": 1 / 12, "prompt_id": range(100)})
     groups = {R: common.assign(shuffle_mid_p=mid_p, shuffle_assignments=6) for R, mid_p in ((4, 0.2), (8, 0.8))}
     assert shuffled("all", groups, 0.05).verdict == f"{rules.LONGER} and shorter than chance"
 
@@ -128,7 +130,7 @@ def test_texts_that_occur_equally_often_change_places_and_a_group_without_such_i
     found = permutation_columns(groups_of(psi, texts, rewards))
     assert found["shuffle_assignments"].tolist() == [2.0, 1.0, 2.0]  # 1 and 2; none; the two equal texts
     assert np.isnan(found["shuffle_p"]).tolist() == [False, True, False]
-    frame = pd.DataFrame(found | {"prompt_id": range(3)})
+    frame = pd.DataFrame(found | {"prompt_id": range(3), "rows": "scores"})
     claim = shuffled("all", {4: frame}, 0.05)
     assert claim.verdict == UNDECIDED and claim.findings[0].groups == 2
     assert any(r.startswith("1 measured groups are left out: no two texts") for r in claim.remarks)
