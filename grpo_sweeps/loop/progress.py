@@ -11,6 +11,7 @@ from typing import Self, TextIO
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
+from grpo_sweeps.redaction import redact
 from grpo_sweeps.text import plain, show
 
 LONGEST_NAME = 24  # a run named by many overrides would push the numbers off the screen
@@ -21,7 +22,7 @@ class RunProgress:
     """Step, reward, effective rank and time left of one run."""
 
     def __init__(self, name: str, total: int, done: int = 0, stream: TextIO | None = None) -> None:
-        name = plain(name)
+        name = plain(redact(name))
         short = name if len(name) <= LONGEST_NAME else name[: LONGEST_NAME - 1] + "…"
         self.name, self.total = short, total
         self.stream = stream or sys.stderr

@@ -129,6 +129,7 @@ def write_status(run_dir: Path | str, status: RunStatus) -> None:
     if status.state not in STATES:
         raise RecordError(f"status: state {status.state!r} is not one of {', '.join(STATES)}.")
     content = asdict(status) | {
+        "name": redact(status.name),
         "command": redact(status.command),
         "error": None if status.error is None else redact(status.error),
         "notes": [redact(note) for note in status.notes],

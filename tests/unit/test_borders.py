@@ -48,7 +48,7 @@ MAY_IMPORT = {
     "config": {"types", "paths", "estimators"},
     "engine": {*LEAVES, "config", "files", "text"},
     "tracking": {*LEAVES, "config", "files", "text", "redaction"},
-    "loop": {*LEAVES, "paths", "config", "engine", "tracking", "text"},
+    "loop": {*LEAVES, "paths", "config", "engine", "tracking", "text", "redaction"},
     "exact": {"types", "estimators", "spectra"},
     "paper": set(),
     "publish": {"types", "files", "spectra", "maths", "text"},

@@ -108,7 +108,7 @@ def test_one_run_that_cannot_be_copied_does_not_stop_the_others(
         copied.append(folder.name)
         return mlflow_copy.Copied(runs=1)
 
-    monkeypatch.setattr(mlflow_tracker, "Store", lambda *_: None)
+    monkeypatch.setattr(mlflow_tracker, "Store", lambda *_, **__: None)
     monkeypatch.setattr(mlflow_copy, "copy_run", copy_run)
     monkeypatch.setattr(mlflow_copy, "copy_parent", lambda *_, **__: "parent")
     monkeypatch.setattr(mlflow_copy, "finish_parent", lambda *_: None)
