@@ -94,7 +94,7 @@ def c5(arm: str, kind: str, groups: dict[int, pd.DataFrame], records: dict[int, 
     findings = tuple(_c5_at(R, g, kind, alpha) for R, g in groups.items())
     decided = [f.verdict for f in findings if f.R > 3]  # at R = 2 and 3 there is one value of k(R-k)
     about, (low, high) = rules.SLOPES.get(kind) == rules.IN_PROPORTION, rules.IN_PROPORTION
-    remarks = [
+    of_these = [
         f"The rule: the interval of the slope over the groups of these runs within {low:g} to {high:g}, which noise "
         f"and signal alone make, give or take {rules.SLOPE_MARGIN:g}.",
         "Pooled over prompts and steps that slope says how the norm goes with k in these runs, and is not that of one "
@@ -103,8 +103,8 @@ def c5(arm: str, kind: str, groups: dict[int, pd.DataFrame], records: dict[int, 
         "Predicted for one prompt, advantages of the group mean up to one factor, weights that are one factor times "
         "the advantages, and right and wrong scores that vary alike.",
     ]
-    remarks = [] if not about else remarks
-    remarks += [
+    remarks = [
+        *(of_these if about else ()),
         "Norms are of the rows as weighted in the loss, every k of them in by_k.csv; the slope is of root mean squares "
         "by k, fitted to the squared norms of the groups (Poisson pseudo-likelihood) and not to logarithms of means, "
         "which few skewed groups make too small.",
@@ -176,14 +176,12 @@ def _c5_at(R: int, groups: pd.DataFrame, kind: str, alpha: float) -> Finding:
 
 
 def verdict_of_slopes(over_all: Interval, within: Interval) -> str:
-    """C5's verdict at an R: the slope over all groups decides; what a slope within prompts denies stays open."""
+    """C5's verdict at an R: the slope over all groups decides; what the slope within prompts denies stays open."""
     low, high = np.add(rules.IN_PROPORTION, (-rules.SLOPE_MARGIN, rules.SLOPE_MARGIN))
-    verdict = judge(over_all, low, high, over_all.n)
-    if verdict != rules.HOLDS:
-        return verdict
-    if within.outside(low, high):
+    verdict, own = (judge(one, low, high, one.n) for one in (over_all, within))
+    if {verdict, own} == {rules.HOLDS, rules.CONTRADICTED}:
         return UNDECIDED
-    return rules.CORRECTED if over_all.outside(1.0, 1.0) else verdict
+    return rules.CORRECTED if verdict == rules.HOLDS and over_all.outside(1.0, 1.0) else verdict
 
 
 def _edges(arm: str, R: int, records: pd.DataFrame, kind: str) -> list[str]:

@@ -111,8 +111,8 @@ IN_WORDS = (
     f"C2, C3, controls: identities hold to {SUM_TOLERANCE:.0e}.",
     f"C4: a bound that is not below what is possible at all '{SAYS_NOTHING}'; an R where none is does not count.",
     "C5: the norm grows with sigma_r when its log-log slope over the groups of these runs is between 1 and 2, give or "
-    f"take {SLOPE_MARGIN:g}; where slope 1 is excluded it '{CORRECTED}'. A slope within prompts outside that range "
-    "leaves it open.",
+    f"take {SLOPE_MARGIN:g}; where slope 1 is excluded it '{CORRECTED}'. A slope within prompts that says "
+    "otherwise leaves it open.",
     f"C6: sparsity grows when the shares of advantages beyond {' and '.join(f'{eps:g}' for eps in SPARSE)} both fall "
     f"from the first to the last third of the steps, {MIN_THIRD_STEPS} measured steps or more in each.",
     f"C7: 'at most' is about every group, and false with a counterexample: {WITNESSES} groups of a rank above R - 1 "

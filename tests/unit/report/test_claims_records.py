@@ -97,7 +97,8 @@ def test_the_interval_of_the_slope_within_prompts_covers():
         ((1.5, 1.3, 1.7), None, rules.CORRECTED),
         ((1.5, 1.3, 1.7), (0.3, 0.1, 0.5), UNDECIDED),
         ((1.5, 1.3, 1.7), (1.2, 0.4, 2.0), rules.CORRECTED),
-        ((0.2, 0.1, 0.4), (1.2, 0.9, 1.5), CONTRADICTED),
+        ((0.2, 0.1, 0.4), (1.2, 0.9, 1.5), UNDECIDED),  # which prompts have which k made it
+        ((0.2, 0.1, 0.4), (1.2, 0.2, 2.2), CONTRADICTED),
     ],
 )
 def test_c5_is_judged_by_the_slope_over_all_groups_where_none_within_prompts_denies_it(over_all, within, expected):
