@@ -32,11 +32,12 @@ _REFERENCE = re.compile(r"\$\w+|\$\{.*\}", re.DOTALL)
 _CODE = frozenset(["str", "bytes", "Any", "object", "int", "float", "bool", "Bearer", "Basic", "Token"])
 _NOTHING = frozenset(["", "null", "none", "true", "false", HIDDEN])
 
-_NAME = r"[A-Za-z_][A-Za-z0-9_.-]*"
-_VALUE = r"""\"(?:[^"\\\n]|\\.)*\"|'(?:[^'\\\n]|\\.)*'|\$\{[^}\n]*\}|[^\s,;&'"]+"""
+# Tried once per word and no further than a name is long: a megabyte without a space takes milliseconds.
+_NAME = r"(?<![A-Za-z0-9_])[A-Za-z_][A-Za-z0-9_.-]{0,200}+"
+_VALUE = re.compile(r"""\"(?:[^"\\\n]|\\.)*\"|'(?:[^'\\\n]|\\.)*'|\$\{[^}\n]{0,500}\}|[^\s,;&'"]+""")
 _ANNOTATED = r":\s*(?:str|bytes|Any|object)(?:\s*\|\s*None)?\s*="  # of an argument in code
-_ASSIGNED = re.compile(rf"(?P<name>{_NAME})(?P<between>[\"']?\s*(?:{_ANNOTATED}|[:=])\s*)(?P<value>{_VALUE})")
-_FLAG = re.compile(rf"(?P<between>(?<!\S)[\"']?--(?P<name>{_NAME})[\"']?\s+)(?P<value>{_VALUE})")
+_ASSIGNED = re.compile(rf"(?P<name>{_NAME})[\"']?\s*(?:{_ANNOTATED}|[:=])\s*")
+_FLAG = re.compile(rf"(?<!\S)[\"']?--(?P<name>{_NAME})[\"']?\s+")
 _SCHEME = re.compile(r"\b(?P<kept>(?:Bearer|Basic|Token)\s+)(?=[^\s\"']*\d)[A-Za-z0-9._~+/=-]{8,}", re.IGNORECASE)
 _WITH_DIGIT = r"(?=[A-Za-z0-9_-]*[0-9])"
 _PATTERNS = [
@@ -86,18 +87,17 @@ def redact(text: str) -> str:
 
 
 def _hidden_values(text: str, pattern: re.Pattern[str]) -> str:
-    """Every name is looked at, also those inside the value of another one."""
+    """Every name is looked at, also those inside the value of another one; a value only behind a secret's name."""
     out, done = [], 0
     found = pattern.search(text)
     while found:
-        value = found["value"]
-        quote = value[0] if value[0] in "\"'" else ""
-        if is_secret_name(found["name"]) and _may_be_secret(value.strip(quote) if quote else value, bool(quote)):
-            out += [text[done : found.start("value")], quote, HIDDEN, quote]
-            done = found.end("value")
-            found = pattern.search(text, done)
-        else:
-            found = pattern.search(text, max(found.end("name"), found.start("value")))
+        at = found.end()
+        value = _VALUE.match(text, at) if is_secret_name(found["name"]) else None
+        quote = value[0][0] if value and value[0][0] in "\"'" else ""
+        if value and _may_be_secret(value[0].strip(quote) if quote else value[0], bool(quote)):
+            out += [text[done:at], quote, HIDDEN, quote]
+            done = at = value.end()
+        found = pattern.search(text, at)
     return "".join([*out, text[done:]])
 
 

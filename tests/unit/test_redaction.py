@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import time
 from pathlib import Path
 
 import pytest
@@ -167,3 +168,17 @@ def test_an_address_that_lost_its_password_is_asked_for(monkeypatch: pytest.Monk
 @pytest.mark.parametrize("name", ["max_tokens", "tokens", "tokenizer", "token_count", "key", "", "keys", "n_tokens"])
 def test_names_that_hold_no_secret(name: str) -> None:
     assert not is_secret_name(name)
+
+
+@pytest.mark.parametrize("part", ["a", "a-", "a.", "a ", "k=${", "k='", 'k="', "--a ", "a:", "a = b, ", "://a", "sk-a"])
+def test_a_long_text_takes_no_longer_per_character(part: str) -> None:
+    """A checkout's diff may hold a file without a space or a line's end: the work grows with its length alone."""
+
+    def seconds(length: int) -> float:
+        text = part * (length // len(part))
+        began = time.process_time()
+        redact(text)
+        return time.process_time() - began
+
+    short = max(seconds(20_000), 0.01)
+    assert seconds(400_000) < 100 * short, "20 times the length; its square is 400"
