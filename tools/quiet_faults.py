@@ -369,7 +369,8 @@ def record_gone(place: Place, bases: Bases) -> Seen:
 
 
 def damaged_segment(place: Place, bases: Bases) -> Seen:
-    """A Parquet segment of an interrupted run is damaged: refused before it trains on."""
+    """A Parquet segment of an interrupted sweep is damaged: a run refuses before it trains on; of one that had finished
+    verify says it."""
     bases.interrupted(place)
     segments = [file for run in place.runs for file in run.glob("*/segment-*.parquet")]
     if not segments:
@@ -381,6 +382,9 @@ def damaged_segment(place: Place, bases: Bases) -> Seen:
         data[i] ^= 0xFF
     file.write_bytes(data)
     code, said = place.command(*place.sweep())
+    verified, told = place.command("sweep=trial", entry="verify")
+    if code == 0 and verified == 1 and file.name in told:
+        return Seen(True, note=f"{file.parent.name}, byte {at}, of a finished run")
     if code == 0:  # bytes that say nothing: a page's name, a statistic
         return _whole(place, bases, None, f"{file.parent.name}, byte {at}: harmless")
     own = [line for line in said.splitlines() if file.parent.parent.name in line]
