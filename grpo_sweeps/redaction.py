@@ -92,13 +92,19 @@ def _hidden_values(text: str, pattern: re.Pattern[str]) -> str:
     found = pattern.search(text)
     while found:
         at = found.end()
-        value = _VALUE.match(text, at) if is_secret_name(found["name"]) else None
+        named = is_secret_name(found["name"]) and not _is_path(text, found)
+        value = _VALUE.match(text, at) if named else None
         quote = value[0][0] if value and value[0][0] in "\"'" else ""
         if value and _may_be_secret(value[0].strip(quote) if quote else value[0], bool(quote)):
             out += [text[done:at], quote, HIDDEN, quote]
             done = at = value.end()
         found = pattern.search(text, at)
     return "".join([*out, text[done:]])
+
+
+def _is_path(text: str, found: re.Match[str]) -> bool:
+    """Whether a name is the end of a path of which a sentence goes on: "/etc/passwd: a folder is needed"."""
+    return text.startswith("/", found.start("name") - 1) and "=" not in found[0]
 
 
 def _may_be_secret(value: str, quoted: bool) -> bool:

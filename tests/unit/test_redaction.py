@@ -47,6 +47,8 @@ SECRETS = [
     f"ValueError: token={SECRET} was refused",
 ]
 ALIKE = [
+    "runs_dir=/etc/passwd: a folder is needed",
+    "models/token: no such file",
     "max_tokens=128",
     "rollout.max_new_tokens=384",
     "rollout.tokens=5",
