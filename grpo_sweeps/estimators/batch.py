@@ -113,7 +113,8 @@ def bnpo(rewards_GR: ArrayLike) -> Array:
     centred_GR, rewards = grpo(rewards_GR), np.asarray(rewards_GR, dtype=np.float64)
     if not (rewards.min() >= 0 and rewards.max() <= 1):
         raise ValueError(f"rewards from {rewards.min():g} to {rewards.max():g}: bnpo needs rewards from 0 to 1")
-    p_G = rewards.mean(axis=1)
+    # Exact sums: means that are equal must not differ by the order of the rewards, or 1/v is anything.
+    p_G = np.array([math.fsum(group) for group in rewards.tolist()]) / rewards.shape[1]
     mean, variance = float(p_G.mean()), float(p_G.var(ddof=1)) if len(p_G) > 1 else 0.0
     if not variance > 0 or p_G.max() == p_G.min():
         return centred_GR

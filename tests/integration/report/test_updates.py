@@ -22,6 +22,7 @@ def test_the_report_has_its_table_and_files_and_c6_its_numbers(runs, tmp_path, u
     (c6,) = [c for c in claims if c.id == "C6"]
     measured = {f.R: f.measured for f in c6.findings}[4]
     # thirds of steps 0 to 12: 0 and 3, and 9 (still, left out) and 12
-    assert "weights that a step changes 0.485 in the first third, 0.380 in the last, change -0.105" in measured
-    assert "Hoyer sparsity of the gradient 0.215 in the first third, 0.320 in the last, change 0.105" in measured
+    told = "2 and 1 measured steps in the first and the last third, fewer than 3: no change is told"
+    assert told in measured
+    assert "weights that a step changes" in measured and "Hoyer sparsity of the gradient" in measured
     assert any("Beside it the share of weights" in r for r in c6.remarks)
