@@ -81,7 +81,11 @@ def _cluster_variance(residuals: Array, labels: NDArray[np.intp]) -> tuple[float
 
 
 def _codes(labels: ArrayLike) -> NDArray[np.intp]:
-    return np.unique(np.asarray(labels), return_inverse=True)[1].astype(np.intp).reshape(-1)
+    """The labels numbered from 0 in their order."""
+    values = np.asarray(labels)
+    if values.dtype.kind in "iu" and values.size and values.min() >= 0 and values.max() < 2 * values.size:
+        return _renumbered(values.astype(np.intp).reshape(-1))
+    return np.unique(values, return_inverse=True)[1].astype(np.intp).reshape(-1)
 
 
 class Clusters:

@@ -126,8 +126,7 @@ def of_folder(root: Path, known: Iterable[Code] = (), cache: Path | None = None)
 
     cache: a file that keeps the digests of files that were parsed before.
     """
-    files = {path.relative_to(root).as_posix(): path.read_bytes() for path in code_files(root)}
-    hashes = {name: hashlib.sha256(content).hexdigest() for name, content in files.items()}
+    files, hashes = _files_and_hashes(root)
     raw = joined(hashes)
     if same := next((code for code in known if code.raw == raw and code.syntax), None):
         return same
@@ -138,6 +137,20 @@ def of_folder(root: Path, known: Iterable[Code] = (), cache: Path | None = None)
             cache.parent.mkdir(exist_ok=True)
             write_text(cache, json.dumps({"format": LENGTH, "trees": trees}))
     return Code(joined({name: trees[key] for name, key in hashes.items()}), raw)
+
+
+def raw_of_package() -> str:
+    """The digest of the bytes of the package's code, which takes no parsing; empty where they cannot be read."""
+    try:
+        return joined(_files_and_hashes(PACKAGE.parent)[1])
+    except OSError:
+        return ""
+
+
+def _files_and_hashes(root: Path) -> tuple[dict[str, bytes], dict[str, str]]:
+    """{path below `root`: content} and {path: its SHA-256} of the files of code."""
+    files = {path.relative_to(root).as_posix(): path.read_bytes() for path in code_files(root)}
+    return files, {name: hashlib.sha256(content).hexdigest() for name, content in files.items()}
 
 
 def code_files(root: Path) -> list[Path]:

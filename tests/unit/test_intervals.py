@@ -163,3 +163,11 @@ def test_hoeffdings_interval_covers_whatever_the_distribution():
         alone = bounded_interval(prompts, range(12), 0.0, 1.0, alpha=0.2)
         assert (found.low, found.high) == pytest.approx((alone.low, alone.high)), "copies tell nothing more"
     assert missed / 2000 < 0.2
+
+
+@pytest.mark.parametrize(
+    "values", [[3, 0, 3, 7], [5], [9_000_000, 2], [-1, 4, -1], ["b", "a"], [True, False], [2.5, 1.0]]
+)
+def test_labels_are_numbered_in_their_order(values: list[object]) -> None:
+    expected = np.unique(np.asarray(values), return_inverse=True)[1]
+    assert intervals.Clusters(values).codes[0].tolist() == expected.tolist()

@@ -81,7 +81,8 @@ def third_of_run(measured: pd.DataFrame, whole: pd.DataFrame | None = None) -> p
 def _third(measured: pd.DataFrame, whole: pd.DataFrame) -> pd.Series:
     """`third_of_run`, however few steps were measured."""
     bounds = whole.groupby("run")["step"].agg(["min", "max"])
-    low, high = (measured["run"].map(bounds[end]) for end in ("min", "max"))
+    codes, runs = pd.factorize(measured["run"])
+    low, high = (bounds[end].reindex(runs).to_numpy()[codes] for end in ("min", "max"))
     width = (high - low + 1) // 3
     return (measured["step"] > high - width).astype(int) - (measured["step"] < low + width).astype(int)
 

@@ -12,7 +12,7 @@ import seaborn as sns
 from grpo_sweeps.publish.drawing import Plot, rendered
 from grpo_sweeps.report.read.kept import Kept, files_below, signature
 from grpo_sweeps.report.read.query import Sweep
-from grpo_sweeps.tracking.digests import of_package
+from grpo_sweeps.tracking.digests import raw_of_package
 
 FILE = "figures.parquet"
 
@@ -21,7 +21,7 @@ def drawn(sweep: Sweep, plots: Sequence[Plot]) -> dict[str, bytes]:
     """{file name: content} of the figures, as `rendered` gives them."""
     kept, look = Kept(sweep.path), repr(sorted(matplotlib.rcParams.items(), key=str))
     key = {
-        "files": signature(files_below(sweep.path)), "code": of_package().raw, "plots": [plot.name for plot in plots],
+        "files": signature(files_below(sweep.path)), "code": raw_of_package(), "plots": [plot.name for plot in plots],
         "matplotlib": matplotlib.__version__, "seaborn": sns.__version__,
         "look": hashlib.sha256(look.encode()).hexdigest(),
     }  # fmt: skip

@@ -152,9 +152,14 @@ def advantages_of(declared: Declaration, groups: StepGroups) -> Array:
     parts = [np.arange(N)]
     if declared.batch_dependent:
         parts = np.split(np.arange(N), np.flatnonzero(np.diff(groups.step_N)) + 1)
+    known: dict[bytes, Array] = {}  # of steps with the same rewards, which rewards of 0 and 1 often have
     for index in parts if N else ():
+        rewards = groups.rewards_NR[index]
         lengths = {"lengths_GR": groups.lengths_NR[index]} if declared.needs_lengths else {}
-        found[index] = declared.function(groups.rewards_NR[index], **lengths)
+        key = b"".join(part.tobytes() for part in (rewards, *lengths.values()))
+        if key not in known:
+            known[key] = declared.function(rewards, **lengths)
+        found[index] = known[key]
     return found
 
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -28,7 +29,7 @@ from grpo_sweeps.report.measure.alternatives import (
 )
 from grpo_sweeps.report.measure.spectral import range_of
 from grpo_sweeps.report.read.alternatives import RunValues, run_values
-from grpo_sweeps.report.read.query import Sweep
+from grpo_sweeps.report.read.query import Sweep, processors
 from grpo_sweeps.report.tables.pooled import with_ends
 from grpo_sweeps.tracking.status import RecordError
 from grpo_sweeps.types import Array
@@ -79,15 +80,21 @@ def estimator_table(sweep: Sweep, progress: Callable[[str], None] = lambda sente
 def _values_of_runs(sweep: Sweep, arm: str, R: int, progress: Callable[[str], None]) -> Iterator[RunValues]:
     """Of each run of an arm and R that has records, one at a time."""
     runs = sweep.runs[(sweep.runs["arm"] == arm) & (sweep.runs["R"] == R)]
-    recorded = set(sweep.groups["run"]) if len(sweep.groups) else set()
-    for done, row in enumerate(runs.itertuples(index=False)):
-        progress(f"estimators of {done} of {len(runs)} runs of R={R}")
-        if row.run not in recorded:
-            continue
+    runs = runs[runs["run"].isin(sweep.groups["run"].unique() if len(sweep.groups) else [])]
+
+    def of(row: Any) -> RunValues | str:
         try:
-            yield run_values(Path(str(row.path)), int(str(row.seed)), R, sweep.dtype(str(row.run)))
+            return run_values(Path(str(row.path)), int(row.seed), R, sweep.dtype(str(row.run)))
         except RecordError as error:
-            sweep.notes.append(f"The table of estimators is without run {row.run} ({row.name}): {error}")
+            return f"The table of estimators is without run {row.run} ({row.name}): {error}"
+
+    with ThreadPoolExecutor(max_workers=processors()) as pool:  # numpy leaves the interpreter to others while it works
+        for done, found in enumerate(pool.map(of, runs.itertuples(index=False)), start=1):
+            progress(f"estimators of {done} of {len(runs)} runs of R={R}")
+            if isinstance(found, str):
+                sweep.notes.append(found)
+            else:
+                yield found
 
 
 def _rows(sweep: Sweep, arm: str, R: int, runs: list[RunValues]) -> list[dict[str, object]]:
