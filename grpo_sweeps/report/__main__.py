@@ -6,7 +6,7 @@ do to the weights. Also the best group size, the groups of every size in the poo
 prompts an interval takes.
 
 What looks wrong with the runs comes first, on the page and here.
-What was measured of a run's Parquet segments is kept in RUN/.cache/ for the next report; it may be deleted.
+What was made of a run's files is kept in RUN/.cache/ for the next report; it may be deleted.
 """
 
 from __future__ import annotations
