@@ -24,6 +24,7 @@ from pathlib import Path
 from fault_check import Difference, compare_sweeps, compare_tables, finished
 from fault_slurm import SLURM_FAULTS, dead_server
 from fault_trials import LOCAL, ROOT, SIZES, Fault, Trial, mounted
+from paired import options_of
 
 KINDS: dict[str, Fault] = {**LOCAL, "server": dead_server, **SLURM_FAULTS}
 GROUPS = {"local": [*LOCAL, "server"], "slurm": [*SLURM_FAULTS]}
@@ -56,21 +57,14 @@ class Outcome:
 
 def main(argv: list[str]) -> int:
     """The command; returns its exit code."""
-    options = {"faults": "local", "times": "10", "seed": "0", "where": "", "json": "", "reports": "all"}
-    if {"-h", "--help"} & set(argv):
-        print(__doc__)
-        return 0
-    for word in argv:
-        key, equals, value = word.partition("=")
-        if not equals or key not in options:
-            print(f"{word}: not understood; allowed are {', '.join(f'{k}=' for k in options)}", file=sys.stderr)
-            return 2
-        options[key] = value
+    known = {"faults": "local", "times": "10", "seed": "0", "where": "", "json": "", "reports": "all"}
+    options = options_of(argv, known, __doc__)
+    if isinstance(options, int):
+        return options
     names = [kind for name in options["faults"].split(",") for kind in GROUPS.get(name, [name])]
     unknown = [name for name in names if name not in KINDS]
-    if unknown or not options["times"].isdigit() or not options["seed"].isdigit():
-        print(f"faults={','.join(unknown) or 'ok'}: choose of {', '.join(KINDS)}; times and seed are whole numbers",
-              file=sys.stderr)  # fmt: skip
+    if unknown:
+        print(f"faults={','.join(unknown)}: choose of {', '.join(KINDS)}", file=sys.stderr)
         return 2
     where = Path(options["where"] or tempfile.mkdtemp(prefix="faults-")).resolve()
     print(f"trials are in {where}", flush=True)

@@ -1,4 +1,5 @@
-"""What the tools that compare two kinds of runs share: options, one recorded run, the interval of paired ratios."""
+"""What the tools share: the words of a command; and of those that compare two kinds of runs one recorded run and the
+interval of paired ratios."""
 
 from __future__ import annotations
 
@@ -12,7 +13,7 @@ import numpy as np
 
 ROOT = Path(__file__).resolve().parents[1]
 WARM_UP, BLOCK, DRAWS = 5, 5, 2000
-FILES = ("json", "csv", "runs_dir")  # words whose values are paths, not numbers
+TEXTS = ("json", "csv", "runs_dir", "where", "faults", "reports")  # words whose values are no numbers
 # Training and nothing else: no evaluations, no checkpoints.
 RUN = (
     "trainer.eval_every=0", "trainer.checkpoint_every=0", "trainer.checkpoint_minutes=null", "trainer.device=cpu",
@@ -27,7 +28,7 @@ def options_of(argv: list[str], options: dict[str, str], doc: str | None) -> dic
         return 0
     for word in argv:
         key, equals, value = word.partition("=")
-        if not equals or key not in options or (key not in FILES and not value.isdigit()):
+        if not equals or key not in options or (key not in TEXTS and not value.isdigit()):
             print(f"{word}: not understood; allowed are {', '.join(f'{k}=...' for k in options)}", file=sys.stderr)
             return 2
         options[key] = value

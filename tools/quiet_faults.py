@@ -23,7 +23,7 @@ import sys
 import tempfile
 import time
 import traceback
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from contextlib import closing, suppress
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -36,6 +36,7 @@ import torch  # noqa: F401  # loaded once for all forks
 import transformers  # noqa: F401
 from fault_check import Difference, compare
 from fault_trials import ROOT, mounted
+from paired import options_of
 
 from grpo_sweeps import run as run_entry
 from grpo_sweeps import sync as sync_entry
@@ -672,22 +673,14 @@ KINDS: dict[str, Kind] = {
 }  # fmt: skip
 
 
-def main(argv: Sequence[str]) -> int:
+def main(argv: list[str]) -> int:
     """The command; returns its exit code."""
-    if {"-h", "--help"} & set(argv):
-        print(__doc__)
-        return 0
-    options = {"faults": "all", "times": "10", "seed": "0", "where": "", "json": ""}
-    for word in argv:
-        key, equals, value = word.partition("=")
-        if not equals or key not in options:
-            print(f"{word}: not understood; allowed are {', '.join(f'{k}=' for k in options)}", file=sys.stderr)
-            return 2
-        options[key] = value
+    options = options_of(argv, {"faults": "all", "times": "10", "seed": "0", "where": "", "json": ""}, __doc__)
+    if isinstance(options, int):
+        return options
     names = list(KINDS) if options["faults"] == "all" else options["faults"].split(",")
-    if set(names) - set(KINDS) or not options["times"].isdigit() or not options["seed"].isdigit():
-        print(f"faults={options['faults']}: choose of {', '.join(KINDS)}; times and seed are whole numbers",
-              file=sys.stderr)  # fmt: skip
+    if set(names) - set(KINDS):
+        print(f"faults={options['faults']}: choose of {', '.join(KINDS)}", file=sys.stderr)
         return 2
     where = Path(options["where"] or tempfile.mkdtemp(prefix="quiet-")).resolve()
     finished = Place(where / "finished", 0)

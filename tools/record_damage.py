@@ -33,6 +33,7 @@ from typing import Any
 
 import pandas as pd
 from fault_trials import Trial
+from paired import options_of
 
 from grpo_sweeps.report.read.query import ReportError, Sweep, load_sweep
 from grpo_sweeps.report.remarks import missing
@@ -323,16 +324,9 @@ def table(out: Outcome) -> str:
 
 def main(argv: list[str]) -> int:
     """The command; returns its exit code."""
-    options = {"times": "1000", "seed": "0", "where": "", "json": ""}
-    if {"-h", "--help"} & set(argv):
-        print(__doc__)
-        return 0
-    for word in argv:
-        key, equals, value = word.partition("=")
-        if not equals or key not in options or (key in ("times", "seed") and not value.isdigit()):
-            print(f"{word}: not understood; allowed are {', '.join(f'{k}=' for k in options)}", file=sys.stderr)
-            return 2
-        options[key] = value
+    options = options_of(argv, {"times": "1000", "seed": "0", "where": "", "json": ""}, __doc__)
+    if isinstance(options, int):
+        return options
     where = Path(options["where"] or tempfile.mkdtemp(prefix="damage-")).resolve()
     seed = int(options["seed"])
     print(f"seed {seed}, in {where}", flush=True)

@@ -9,6 +9,8 @@ the package:
 from __future__ import annotations
 
 import importlib
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
@@ -138,14 +140,8 @@ def prepared_by(tracker: Tracker) -> None:
     Raises:
         TrackerError, OSError: as `Tracker.prepare`; the first also for any other error of a user's own tracker.
     """
-    try:
+    with _in_one_sentence(tracker, "prepare"):
         tracker.prepare()
-    except (TrackerError, OSError, ConfigError):
-        raise
-    except Exception as error:
-        if _ours(tracker):
-            raise
-        raise _fault(tracker, "prepare", error) from error
 
 
 def copied_by(tracker: Tracker, sweep_dir: Path, only: str | None, wait: float, whole: bool = False) -> Copied | None:
@@ -155,14 +151,8 @@ def copied_by(tracker: Tracker, sweep_dir: Path, only: str | None, wait: float, 
     Raises:
         TrackerError, OSError: as `Tracker.copy`; the first also for any other error of a tracker outside the package.
     """
-    try:
+    with _in_one_sentence(tracker, "copy"):
         copied = (getattr(tracker, "complete", tracker.copy) if whole else tracker.copy)(sweep_dir, only, wait)
-    except (TrackerError, OSError, ConfigError):
-        raise
-    except Exception as error:
-        if _ours(tracker):
-            raise
-        raise _fault(tracker, "copy", error) from error
     if copied is not None and not isinstance(copied, Copied):
         raise TrackerError(f"{tracker.name}: copy returned {copied!r}; a Copied or None is needed.")
     return copied
@@ -180,14 +170,21 @@ def beside_records(tracker: Tracker, runs_dir: Path, sweep: str | None, prune: b
         if prune:
             raise ConfigError(f"prune=true: {tracker.name} has no beside(...), which would remove what is left there")
         return []
-    try:
+    with _in_one_sentence(tracker, "beside"):
         return list(look(runs_dir, sweep, prune, wait))
+
+
+@contextmanager
+def _in_one_sentence(tracker: Tracker, method: str) -> Iterator[None]:
+    """A context in which any error of a user's own tracker becomes a TrackerError, one sentence; others pass."""
+    try:
+        yield
     except (TrackerError, OSError, ConfigError):
         raise
     except Exception as error:
         if _ours(tracker):
             raise
-        raise _fault(tracker, "beside", error) from error
+        raise _fault(tracker, method, error) from error
 
 
 def _ours(tracker: Tracker) -> bool:
