@@ -18,7 +18,7 @@ import numpy as np
 import pyarrow as pa
 
 from grpo_sweeps.report.claims.rules import MIN_GROUPS
-from grpo_sweeps.report.read.kept import LARGE, Kept, code_of, files_below, signature
+from grpo_sweeps.report.read.kept import Kept, code_of, files_below, signature, worth_keeping
 from grpo_sweeps.report.read.query import ReportError, Sweep, processors
 from grpo_sweeps.report.tables.layers import layer_remarks
 from grpo_sweeps.report.tables.pooled import usable_groups
@@ -112,8 +112,7 @@ def _examined(run_dir: Path) -> list[Finding]:
     if kept.read(EXAMINED, key) is not None:
         return []
     found = examine(run_dir)
-    large = sum(size for _, size, _ in files) >= LARGE
-    if not found and large and _ended(run_dir) and files == signature(files_below(run_dir)):
+    if not found and _ended(run_dir) and worth_keeping(files, signature(files_below(run_dir))):
         kept.write(EXAMINED, key, pa.table({}))
     return found
 

@@ -17,7 +17,7 @@ from grpo_sweeps.maths import ustatistics
 from grpo_sweeps.report.measure import alternatives as measure
 from grpo_sweeps.report.measure import rows
 from grpo_sweeps.report.measure.alternatives import QUANTITIES, Alternative, StepGroups
-from grpo_sweeps.report.read.kept import LARGE, Kept, code_of, signature
+from grpo_sweeps.report.read.kept import Kept, code_of, signature, worth_keeping
 from grpo_sweeps.spectra import equal, floor, ranks
 from grpo_sweeps.tracking.local import record_tables
 from grpo_sweeps.types import Array
@@ -46,8 +46,7 @@ def run_values(run_dir: Path, seed: int, R: int, dtype: str | None) -> RunValues
     if found := kept.read(FILE, key):
         return _from_table(seed, *found)
     made = _made(run_dir, seed, R, dtype)
-    large = sum(size for _, size, _ in files) >= LARGE
-    if large and files == _files(run_dir):
+    if worth_keeping(files, _files(run_dir)):
         table, beside = _to_table(made)
         kept.write(FILE, key, table, **beside)
     return made

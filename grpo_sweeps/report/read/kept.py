@@ -75,6 +75,14 @@ def signature(paths: Iterable[Path]) -> list[tuple[str, int, int]]:
     return found
 
 
+def worth_keeping(files: list[tuple[str, int, int]], now: list[tuple[str, int, int]]) -> bool:
+    """Whether what was made of files should be kept: they are large, and after it was made still as they were before.
+
+    files, now: their `signature` before and after.
+    """
+    return files == now and sum(size for _, size, _ in files) >= LARGE
+
+
 class Kept:
     """The kept tables of one run. Damage and failed writes are counted in `use`, never raised."""
 

@@ -30,7 +30,7 @@ from grpo_sweeps.report.measure.parts import Parts, run_parts
 from grpo_sweeps.report.measure.rows import COLUMNS, KEYS
 from grpo_sweeps.report.read.arms import Arms, find_arms
 from grpo_sweeps.report.read.cache import GroupRows, RowCache
-from grpo_sweeps.report.read.kept import LARGE, CacheUse, Kept, code_of, signature
+from grpo_sweeps.report.read.kept import CacheUse, Kept, code_of, signature, worth_keeping
 from grpo_sweeps.spectra.floor import EPS
 from grpo_sweeps.tracking import journal, lines, local
 from grpo_sweeps.tracking.lines import METRICS
@@ -399,14 +399,14 @@ def _read_run(sweep: Sweep, run: str, keep_parts: bool, use: CacheUse) -> _Run:
 def _metrics(folder: Path, use: CacheUse) -> pd.DataFrame:
     """`read_metrics`, from the cache where the file is large, has not changed and gave nothing to warn of."""
     path, kept = folder / METRICS, Kept(folder, use)
-    key = {"files": signature([path]), "code": code_of((local, journal, lines))}
-    large = bool(key["files"]) and path.stat().st_size >= LARGE
-    if large and (found := kept.read(f"{path.stem}.parquet", key)):
+    files = signature([path])
+    key = {"files": files, "code": code_of((local, journal, lines))}
+    if found := kept.read(f"{path.stem}.parquet", key):
         return found[0].to_pandas()
     frame, faults = local.metrics_and_faults(folder)
     for fault in faults:
         warnings.warn(fault, stacklevel=2)
-    if large and not faults and signature([path]) == key["files"]:
+    if not faults and worth_keeping(files, signature([path])):
         kept.write(f"{path.stem}.parquet", key, pa.Table.from_pandas(frame, preserve_index=False))
     return frame
 

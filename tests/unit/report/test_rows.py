@@ -13,7 +13,7 @@ from grpo_sweeps.maths.feasibility import effective_rank_range, effective_rank_r
 from grpo_sweeps.maths.intervals import Clusters, mean_interval, mean_over
 from grpo_sweeps.report import build, remarks
 from grpo_sweeps.report.figures.kept import drawn
-from grpo_sweeps.report.read import alternatives, cache, query
+from grpo_sweeps.report.read import cache, kept
 from grpo_sweeps.report.read.query import load_sweep
 from grpo_sweeps.report.tables import pooled
 from grpo_sweeps.report.tables.estimators import estimator_table
@@ -167,8 +167,7 @@ def test_ranges_of_many_matrices_are_those_of_each(R):
 @pytest.fixture
 def large(one, monkeypatch):
     """The same run, its files of the size from which what is made of them is kept."""
-    for module in (query, remarks, alternatives):
-        monkeypatch.setattr(module, "LARGE", 1)
+    monkeypatch.setattr(kept, "LARGE", 1)
     return one
 
 
