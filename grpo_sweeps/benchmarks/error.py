@@ -11,7 +11,6 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
-import torch
 from torch import Tensor, nn
 
 from grpo_sweeps.benchmarks.options import ErrorOptions
@@ -29,6 +28,7 @@ from grpo_sweeps.benchmarks.setup import (
     write_json,
 )
 from grpo_sweeps.benchmarks.subjects import autograd_gram, blockwise_sums
+from grpo_sweeps.engine.device_memory import free_bytes
 from grpo_sweeps.engine.gram import GradientGram
 from grpo_sweeps.estimators.group import grpo
 from grpo_sweeps.spectra import (
@@ -110,7 +110,7 @@ def row_budget(on: Tensor) -> int:
     """Bytes that the rows kept at once may take."""
     if on.device.type != "cuda":
         return CPU_ROW_BYTES
-    return int(SHARE_OF_FREE * torch.cuda.mem_get_info(on.device)[0])
+    return int(SHARE_OF_FREE * free_bytes(on.device))
 
 
 def grpo_weights(R: int, length: int) -> np.ndarray:

@@ -32,6 +32,7 @@ from torch import Tensor, nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from grpo_sweeps.benchmarks.setup import Batch, NotInstalled, drop_grads, free_memory, set_checkpointing, trainable
+from grpo_sweeps.engine.device_memory import free_bytes
 from grpo_sweeps.engine.gram import GradientGram
 from grpo_sweeps.engine.gram.torch_private import MODULE_HOOK_FLAGS, MODULE_HOOKS
 from grpo_sweeps.engine.head import completion_log_probs
@@ -243,10 +244,8 @@ def rows_fit(model: nn.Module, batch: Batch) -> bool:
     device = batch.ids_BT.device
     if device.type != "cuda":
         return True
-    free, _ = torch.cuda.mem_get_info(device)
-    free += torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
     row_bytes = sum(p.numel() * p.element_size() for p in trainable(model).values())
-    return len(batch.weights_B) * row_bytes + NAIVE_MARGIN_BYTES <= free
+    return len(batch.weights_B) * row_bytes + NAIVE_MARGIN_BYTES <= free_bytes(device)
 
 
 class Rival(Subject):

@@ -11,6 +11,7 @@ from contextlib import nullcontext
 
 import torch
 
+from grpo_sweeps.engine.device_memory import free_bytes
 from grpo_sweeps.engine.gram.verify import set_aside
 from grpo_sweeps.engine.rollouts import Rollout, width
 from grpo_sweeps.loop.results import StepTimes
@@ -76,7 +77,6 @@ def _taken(setup: Setup, rollouts: Sequence[Rollout]) -> int | None:
 
 def _free(setup: Setup) -> int:
     """Bytes for a micro-batch, once gradients and the optimiser's moments are there too."""
-    unused = torch.cuda.memory_reserved() - torch.cuda.memory_allocated()
     parameters = [p for p in setup.policy.model.parameters() if p.requires_grad]
     grads = sum(p.nbytes for p in parameters if p.grad is None)
-    return torch.cuda.mem_get_info()[0] + unused - grads - setup.optimizer.bytes_to_come
+    return free_bytes(setup.policy.device) - grads - setup.optimizer.bytes_to_come

@@ -57,3 +57,19 @@ def test_a_step_keeps_within_the_memory_there_is(setup: Setup) -> None:
     finally:
         del held
         torch.cuda.empty_cache()
+
+
+def test_a_limit_of_the_process_is_kept_too(setup: Setup) -> None:
+    """As on a smaller card: what others could still take of this one counts for nothing."""
+    rated = rollouts_with_advantages(setup, 0)
+    measure_room(setup, rated.rollouts, StepTimes())
+    setup.room.rows = None
+    torch.cuda.empty_cache()
+    total = torch.cuda.get_device_properties(0).total_memory
+    state = setup.optimizer.bytes_to_come + sum(p.nbytes for p in setup.policy.model.parameters())
+    torch.cuda.set_per_process_memory_fraction((torch.cuda.memory_reserved() + state + 5 * 10**9) / total)
+    try:
+        training_step(setup, 0)
+        assert setup.room.rows is not None and setup.room.rows < 32
+    finally:
+        torch.cuda.set_per_process_memory_fraction(1.0)

@@ -25,6 +25,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from grpo_sweeps.engine.device_memory import free_bytes
 from grpo_sweeps.engine.gram.embedding import EmbeddingRecorder
 from grpo_sweeps.engine.gram.layout import GramError, RowLayout
 from grpo_sweeps.engine.gram.linear import GramOptions
@@ -43,8 +44,7 @@ def room_for(device: torch.device) -> int:
     """Bytes to keep on the device by default: half of what is free there. The rest is for the next part."""
     if device.type != "cuda":
         return 0
-    unused = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
-    return (torch.cuda.mem_get_info(device)[0] + unused) // 2
+    return free_bytes(device) // 2
 
 
 @dataclass(frozen=True)

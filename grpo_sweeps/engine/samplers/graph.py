@@ -19,6 +19,7 @@ import torch
 from torch import Tensor
 
 from grpo_sweeps.config import RolloutConfig
+from grpo_sweeps.engine.device_memory import allowed_bytes
 from grpo_sweeps.engine.policy import Policy, evaluating
 from grpo_sweeps.engine.rollouts import Rollout, completion_text
 from grpo_sweeps.engine.samplers.decode import PROMPT_TOKENS, DecodeStep, Read, Recorder, cuda_graph, slot_bytes
@@ -75,8 +76,8 @@ class GraphSampler:
         """How many rows of so many tokens the share of the card holds that slots may take; one at least."""
         if self.policy.device.type != "cuda":
             return sys.maxsize
-        total = torch.cuda.get_device_properties(self.policy.device).total_memory
-        return max(1, int(CACHE_SHARE * total) // slot_bytes(self.policy, longest) - 1)  # one is the spare slot
+        share = int(CACHE_SHARE * allowed_bytes(self.policy.device))
+        return max(1, share // slot_bytes(self.policy, longest) - 1)  # one is the spare slot
 
     def _step_for(self, rows: int, longest: int) -> DecodeStep:
         """The step that was recorded, where it is large enough and still holds; else a new one."""
