@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import BinaryIO
 
 TEMPORARY_PREFIX = ".tmp-"
+REPORT_MANIFEST = "manifest.json"  # of a folder with a report: what it reports on, and its files
 
 
 def fsync_directory(directory: Path) -> None:

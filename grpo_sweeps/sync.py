@@ -38,6 +38,9 @@ class Arguments:
     experiment: str | None = cli.key(
         None, "the experiment there", "NAME", unset="what the runs were configured with, else grpo_sweeps"
     )
+    reports: str = cli.key(
+        "reports", "where the reports are; the files of a sweep's own become artifacts of its parent run", "FOLDER"
+    )
     run: str | None = cli.key(None, "one run of the sweep", "IDENTITY", unset="all of them")
     prune: bool = cli.key(
         False, "delete there (restorably) the runs that were copied from folders that are no longer in runs_dir"
@@ -114,7 +117,11 @@ def _copy(arguments: Arguments) -> int:
     if arguments.init:
         return mirror.prepare(mirror.settings(machine.value("tracking") or {}, *named))
     goals = {folder: mirror.settings(mirror.configured(folder), *named) for folder in sweep_folders(arguments)}
-    codes = [mirror.sync(folder, goal, arguments.run, arguments.follow) for folder, goal in goals.items()]
+    reports = Path(arguments.reports)
+    codes = [
+        mirror.sync(folder, goal, arguments.run, arguments.follow, None if arguments.run else reports / folder.name)
+        for folder, goal in goals.items()
+    ]
     if arguments.run or arguments.follow:
         return max(codes)
     if any(codes):  # what was not copied would look as if it were gone

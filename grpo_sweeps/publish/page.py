@@ -21,11 +21,10 @@ from typing import Any
 from jinja2 import ChoiceLoader, Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
 
-from grpo_sweeps.files import write_bytes
+from grpo_sweeps.files import REPORT_MANIFEST, write_bytes
 from grpo_sweeps.publish.drawing import Plot
 from grpo_sweeps.text import visible
 
-MANIFEST = "manifest.json"
 PACKAGES = ("grpo_sweeps", "numpy", "pandas", "scipy", "matplotlib", "seaborn")
 
 
@@ -91,8 +90,8 @@ def files_of(texts: Mapping[str, str], images: Mapping[str, bytes]) -> dict[str,
 
 def with_manifest(files: Mapping[str, bytes], record: Mapping[str, Any]) -> dict[str, bytes]:
     """The files and manifest.json, which holds the record and lists every file, itself included."""
-    listed = {**record, "files": sorted([*files, MANIFEST])}
-    return {**files, MANIFEST: (json.dumps(listed, indent=1) + "\n").encode("ascii")}
+    listed = {**record, "files": sorted([*files, REPORT_MANIFEST])}
+    return {**files, REPORT_MANIFEST: (json.dumps(listed, indent=1) + "\n").encode("ascii")}
 
 
 def write(folder: Path, files: Mapping[str, bytes]) -> None:

@@ -33,6 +33,7 @@ from grpo_sweeps.tracking.tracker import (
     NotInstalled,
     Tracker,
     TrackerError,
+    attached_by,
     beside_records,
     copied_by,
     load,
@@ -339,9 +340,15 @@ def prepare(tracking: TrackingConfig) -> int:
     return 0
 
 
-def sync(sweep_dir: Path, tracking: TrackingConfig, only: str | None = None, going_on: bool = False) -> int:
+def sync(
+    sweep_dir: Path,
+    tracking: TrackingConfig,
+    only: str | None = None,
+    going_on: bool = False,
+    report: Path | None = None,
+) -> int:
     """Copy a sweep, or the one run `only`, once; with going_on until the standard input ends. Says what was done and
-    returns the exit code.
+    returns the exit code. report: the folder of the sweep's report, whose files become artifacts of the parent run.
 
     Raises:
         ConfigError: for a tracker that cannot be made. NotInstalled comes after the records have been corrected.
@@ -359,6 +366,8 @@ def sync(sweep_dir: Path, tracking: TrackingConfig, only: str | None = None, goi
     name = sweep_dir.name
     try:
         copied = copied_by(tracker, sweep_dir, only, WAIT, whole=True)
+        if copied is not None and report is not None and report.is_dir():
+            copied.artifacts += attached_by(tracker, sweep_dir, report, WAIT) or 0
     except (TrackerError, OSError) as error:
         show(
             f"{name}: {redact(str(error))} The local record is whole; run this again when the store is there.",

@@ -29,6 +29,7 @@ import functools
 import getpass
 import hashlib
 import json
+import shutil
 import tempfile
 import uuid
 from collections.abc import Mapping, Sequence
@@ -38,7 +39,7 @@ from typing import Any
 
 import pyarrow.parquet as pq
 
-from grpo_sweeps.files import write_text
+from grpo_sweeps.files import REPORT_MANIFEST, write_text
 from grpo_sweeps.redaction import redact, redact_mapping
 from grpo_sweeps.text import plain, show
 from grpo_sweeps.tracking.lines import (
@@ -70,6 +71,7 @@ from grpo_sweeps.tracking.status import ENDED, RunStatus, copied, read_status
 from grpo_sweeps.tracking.tracker import Copied
 
 FILE_NAME = "mlflow.json"
+Artifact = tuple[str, str, Any]  # name, signature of the source, what writes it to a path
 ONCE_TAGS = ("error", "stale", "slurm_job_id", "git_dirty", "grpo_sweeps.recomputed")  # that a run may lose again
 REPLACES = "grpo_sweeps.replaces"  # the run that the new one was made for
 RECOMPUTED_TAG = "grpo_sweeps.recomputed"
@@ -520,9 +522,38 @@ def _copy_params(store: Store, state: CopyState, run_id: str, run_dir: Path) -> 
 
 def _copy_artifacts(store: Store, state: CopyState, run_id: str, run_dir: Path, status: RunStatus) -> int:
     """Copy config.yaml and environment.json at once, log.txt and the records (Parquet) once the run has ended."""
+    return _send(store, state, run_id, _artifacts(run_dir, status))
+
+
+def copy_report(store: Store, sweep_dir: Path, report: Path) -> int:
+    """Make the files of a report artifacts of the sweep's parent run, which was copied before; how many were sent.
+
+    A folder that holds no report of this sweep brings nothing.
+    """
+    state = CopyState(sweep_dir, sweep_dir.name, store.uri, store.experiment)
+    run_id = state.store.run_id
+    files = [report / name for name in _files_of_report(report, sweep_dir.name)]
+    if run_id is None:
+        return 0
+    copies = [(path.name, _signature([path]), functools.partial(shutil.copyfile, path)) for path in files]
+    return _send(store, state, run_id, copies)
+
+
+def _files_of_report(folder: Path, sweep: str) -> list[str]:
+    """The names of its files; none where the folder is no report of this sweep."""
+    try:
+        manifest = json.loads((folder / REPORT_MANIFEST).read_text(encoding="utf-8"))
+        names = manifest["files"] if manifest["sweep"] == sweep else []
+    except (OSError, ValueError, KeyError, TypeError):
+        return []
+    return [name for name in names if Path(name).name == name and (folder / name).is_file()]
+
+
+def _send(store: Store, state: CopyState, run_id: str, artifacts: Sequence[Artifact]) -> int:
+    """Upload what is new or other than what was noted; how many were."""
     sent = 0
     with tempfile.TemporaryDirectory() as scratch:
-        for name, signature, build in _artifacts(run_dir, status):
+        for name, signature, build in artifacts:
             noted = state.store.artifacts.get(name, {})
             if noted.get("source") == signature:
                 continue
@@ -537,13 +568,12 @@ def _copy_artifacts(store: Store, state: CopyState, run_id: str, run_dir: Path, 
     return sent
 
 
-def _artifacts(run_dir: Path, status: RunStatus) -> list[tuple[str, str, Any]]:
-    """Each artifact: (name, signature of the source, function that writes the artifact to a path)."""
+def _artifacts(run_dir: Path, status: RunStatus) -> list[Artifact]:
     made_by = {
         k: v for k, v in asdict(status).items() if k in ("commit", "dirty", "versions", "command", "host", "job_id")
     }
     environment = redact(json.dumps(made_by, indent=1, sort_keys=True)) + "\n"
-    out: list[tuple[str, str, Any]] = [
+    out: list[Artifact] = [
         (
             "environment.json",
             hashlib.sha256(environment.encode()).hexdigest(),

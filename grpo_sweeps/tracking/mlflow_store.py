@@ -37,6 +37,8 @@ KEY_LIMIT = 250
 PAGE = 1000  # runs of one answer
 REPLACED_BY = "grpo_sweeps.replaced_by"  # the tag of a run that another one stands for
 LARGEST = 1.7976931348623157e308  # MLflow's infinity
+KIND = "mlflow.experimentKind"  # the tag by which MLflow's interface opens an experiment: on runs, or on traces
+TRAINING = "custom_model_development"
 
 DATABASES = ("sqlite", "postgresql", "mysql", "mssql")
 
@@ -188,7 +190,7 @@ class Store:
             # Beside the database. A server places its artifacts itself.
             place = None if path is None else (path.parent / "mlartifacts" / clean_key(self.experiment)).as_uri()
             try:
-                return self.client.create_experiment(self.experiment, artifact_location=place)
+                return self.client.create_experiment(self.experiment, artifact_location=place, tags={KIND: TRAINING})
             except MlflowException as error:  # another process has made it since
                 if error.error_code != "RESOURCE_ALREADY_EXISTS":
                     raise
@@ -203,6 +205,8 @@ class Store:
                 f"(python -m grpo_sweeps.sync, or mlflow experiments restore -x {found.experiment_id}) or set "
                 f"tracking.experiment to another name."
             )
+        if KIND not in found.tags:  # made by an older version; who chose a kind keeps it
+            self.client.set_experiment_tag(found.experiment_id, KIND, TRAINING)
         return found.experiment_id
 
     def _restored(self, experiment_id: str) -> None:

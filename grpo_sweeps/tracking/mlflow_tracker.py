@@ -74,6 +74,19 @@ class MLflowTracker:
                 raise StoreError(f"{self.place}: another process has been writing to it for {wait:.0f} s.")
             return mlflow_beside.beside(Store(self.uri, self.experiment), runs_dir, sweep, prune)
 
+    def attach(self, sweep_dir: Path, report: Path, wait: float = 0.0) -> int | None:
+        """Make the files of the sweep's report artifacts of its parent run; how many were new. None when another
+        process held the place for longer than `wait` seconds.
+
+        Raises StoreError when the store cannot be reached.
+        """
+        from grpo_sweeps.tracking import mlflow_copy as copying
+
+        with _only_writer(self.uri, wait) as mine, locked(sweep_dir / (LOCK_NAME + ".parent"), wait) as parent:
+            if not (mine and parent):
+                return None
+            return copying.copy_report(Store(self.uri, self.experiment), sweep_dir, report)
+
     def compare(self, sweep_dir: Path, only: str | None = None) -> list[tuple[str, str]]:
         """(run, sentence) for each run of which something was copied here and whose copy is not as its record.
 

@@ -68,7 +68,8 @@ class Tracker(Protocol):
     It may also have `compare(sweep_dir, only)`, which `python -m grpo_sweeps.verify` calls: (run, sentence) for each
     run whose copy is not as its record. `complete`, with the arguments of `copy`, is called in its place by
     `python -m grpo_sweeps.sync`: it trusts no note of what was copied and mends what differs. `beside(runs_dir, sweep,
-    prune, wait)` returns sentences about copies whose records are gone, and removes them with prune=True.
+    prune, wait)` returns sentences about copies whose records are gone, and removes them with prune=True;
+    `attach(sweep_dir, report, wait)` copies the files of a report's folder and returns how many, None as `copy`.
 
     Attributes:
         name: what the place is called in sentences ("MLflow").
@@ -172,6 +173,20 @@ def beside_records(tracker: Tracker, runs_dir: Path, sweep: str | None, prune: b
         return []
     with _in_one_sentence(tracker, "beside"):
         return list(look(runs_dir, sweep, prune, wait))
+
+
+def attached_by(tracker: Tracker, sweep_dir: Path, report: Path, wait: float) -> int | None:
+    """What `tracker.attach` returns; 0 where it has no such method.
+
+    Raises:
+        TrackerError, OSError: as `copied_by`.
+    """
+    attach = getattr(tracker, "attach", None)
+    if attach is None:
+        return 0
+    with _in_one_sentence(tracker, "attach"):
+        files: int | None = attach(sweep_dir, report, wait)
+        return files
 
 
 @contextmanager

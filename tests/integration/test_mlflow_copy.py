@@ -464,3 +464,47 @@ def test_more_than_a_batch(place: Path) -> None:
     copy(place)
     found = child(uri(place), "0")
     assert sum(len(h) for h in found["history"].values()) == 2400 and len(found["params"]) == 250
+
+
+def test_the_interface_opens_an_experiment_on_its_runs(place: Path) -> None:
+    client = Store(uri(place), "new").client
+
+    def kind(experiment: str) -> str | None:
+        return client.get_experiment_by_name(experiment).tags.get(mlflow_store.KIND)
+
+    assert kind("new") == mlflow_store.TRAINING
+    client.create_experiment("of an older version")
+    Store(uri(place), "of an older version")
+    assert kind("of an older version") == mlflow_store.TRAINING
+    client.create_experiment("chosen", tags={mlflow_store.KIND: "genai_development"})
+    Store(uri(place), "chosen")
+    assert kind("chosen") == "genai_development"
+
+
+def test_the_files_of_a_report_are_artifacts_of_the_sweep(place: Path) -> None:
+    make_run(place / "runs" / "study", "0")
+    report = place / "reports" / "study"
+    report.mkdir(parents=True)
+    (report / "index.html").write_text("<p>one</p>")
+    (report / "notes.txt").write_text("not the report's")
+    names = ["index.html", "manifest.json", "../../mlflow.db"]
+    (report / "manifest.json").write_text(json.dumps({"sweep": "study", "files": names}))
+    words = ["sweep=study", f"uri={uri(place)}", "experiment=grpo_sweeps"]
+    client = Store(uri(place), "grpo_sweeps").client
+
+    def artifacts() -> dict[str, int]:
+        note = json.loads((place / "runs" / "study" / "mlflow.json").read_text())
+        (known,) = note["stores"].values()
+        return {file.path: file.file_size for file in client.list_artifacts(known["run_id"])}
+
+    assert sync.main([*words, "reports=elsewhere"]) == 0
+    assert artifacts() == {}
+    assert sync.main(words) == 0
+    assert set(artifacts()) == {"index.html", "manifest.json"}
+    (report / "index.html").write_text("<p>another</p>")
+    assert sync.main(words) == 0
+    assert artifacts()["index.html"] == len("<p>another</p>")
+    (report / "manifest.json").write_text(json.dumps({"sweep": "another", "files": names}))
+    (report / "index.html").write_text("<p>of another sweep</p>")
+    assert sync.main(words) == 0
+    assert artifacts()["index.html"] == len("<p>another</p>")
