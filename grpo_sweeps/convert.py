@@ -1,5 +1,6 @@
-"""Saves a model and its tokenizer once as safetensors, since a GGUF file takes half a minute to load each time. Exit
-codes: 0, or 2 for a bad command or a model that cannot be read.
+"""Saves a model and its tokenizer once as safetensors, since a GGUF file takes half a minute to load each time, and
+beside them, in converted_from.json, which file they came from: runs keep that, and every table says it. Exit codes: 0,
+or 2 for a bad command or a model that cannot be read.
 """
 
 from __future__ import annotations
@@ -39,8 +40,10 @@ def _convert(options: Options) -> int:
     folder = _folder(options)
     from grpo_sweeps.config import ModelConfig
     from grpo_sweeps.engine.policy import save_plain
+    from grpo_sweeps.tracking.weights import leave
 
     save_plain(ModelConfig(name=folder.name, path=options.model_path, dtype=options.dtype), folder)
+    leave(folder, options.model_path, options.dtype)
     show(str(folder))
     return 0
 
