@@ -31,7 +31,7 @@ from grpo_sweeps.report.remarks import check_commits, missing, wrong
 from grpo_sweeps.report.tables import pooled as table
 from grpo_sweeps.report.tables.estimators import estimator_markdown, estimator_section, estimator_table
 from grpo_sweeps.report.tables.layers import layer_table, update_parts, update_steps
-from grpo_sweeps.report.tables.logged import curve_table, float32_section, float32_table
+from grpo_sweeps.report.tables.logged import curve_table, float32_by_k, float32_section, float32_table
 from grpo_sweeps.report.tables.pooled import headline
 from grpo_sweeps.report.tables.trained import models, weights_in_words
 
@@ -106,10 +106,12 @@ def contents(
     estimators = estimator_table(sweep, progress)
     if len(estimators):
         tables["estimators"] = estimators
-    in_float32 = float32_table(sweep)
+    in_float32, in_float32_by_k = float32_table(sweep), float32_by_k(sweep)
     if len(in_float32):
         tables["float32"] = in_float32
-    sections = [*float32_section(in_float32), *estimator_section(estimators), *premise_section(layers)]
+    if len(in_float32_by_k):
+        tables["float32_by_k"] = in_float32_by_k
+    sections = [*float32_section(in_float32, in_float32_by_k), *estimator_section(estimators), *premise_section(layers)]
     sections += about_design.sections
     header, rows = headline(tables["table1"])
     plots = curves_figures(sweep, tables["curves"])
