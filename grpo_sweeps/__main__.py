@@ -21,7 +21,7 @@ COMMANDS = {
     "theory": "the claims on policies whose sequences can all be listed",
     "sync": "copy records that were made without a server to MLflow",
     "bench": "what the measurement costs on this machine, and how exact it is",
-    "convert": "save a GGUF file once as safetensors, which load faster",
+    "convert": "save a GGUF file, or a run's trained weights, once as safetensors",
     "pretrain_tiny": "make the embedded model again",
 }
 ABOUT = "COMMAND --help says what a command takes; python -m grpo_sweeps.COMMAND is the same command."

@@ -1,7 +1,7 @@
 """Which file a model's weights came from, where that was a GGUF file: its name, SHA-256 and quantisation.
 
     converted_from.json    in a folder that `python -m grpo_sweeps.convert` made:
-                           {"file", "sha256", "quantisation", "dtype"}
+                           {"file", "sha256", "quantisation", "dtype"}, and of a run's weights "trained"
 
 A quantised file is dequantised when it is read: the weights are then not those that its model was published with, and
 every table that was made with them says so.
@@ -36,9 +36,13 @@ def of_gguf(path: Path, dtype: str) -> dict[str, str]:
     return {"file": path.name, "sha256": sha256, "quantisation": quantisation, "dtype": dtype}
 
 
-def leave(folder: Path, source: str, dtype: str) -> None:
-    """Leave beside converted weights which file they came from; nothing where that is not known."""
-    if found := came_from(source, dtype):
+def leave(folder: Path, source: str, dtype: str, trained: str = "") -> None:
+    """Leave beside converted weights which file they came from, and by what they were trained since; nothing where
+    neither is known."""
+    found = came_from(source, dtype)
+    if trained:
+        found = {**found, "trained": "; ".join(filter(None, (found.get("trained", ""), trained)))}
+    if found:
         write_text(folder / FILE, json.dumps(found, indent=1) + "\n")
 
 
@@ -69,8 +73,14 @@ def in_words(weights: Mapping[str, str]) -> str:
     'm.gguf (sha256 01234567...), a 4-bit file (Q4_0) dequantised to bfloat16'
     >>> in_words({"file": "m.gguf", "sha256": "0123456789abcdef", "quantisation": "BF16", "dtype": "float32"})
     'm.gguf (sha256 01234567...), a BF16 file read as float32'
+    >>> in_words({"trained": "100 updates of run 0a1b2c3d4e5f"})
+    'trained by 100 updates of run 0a1b2c3d4e5f'
     """
+    trained = f"trained by {weights['trained']}" if weights.get("trained") else ""
+    if not weights.get("file"):
+        return trained
     kind, dtype = weights.get("quantisation", "") or "GGUF", weights.get("dtype", "")
     bits = re.match(r"[IT]?Q(\d)", kind)
     how = f"a {bits[1]}-bit file ({kind}) dequantised to" if bits else f"a {kind} file read as"
-    return f"{weights.get('file', '')} (sha256 {weights.get('sha256', '')[:SHOWN]}...), {how} {dtype}"
+    found = f"{weights['file']} (sha256 {weights.get('sha256', '')[:SHOWN]}...), {how} {dtype}"
+    return f"{found} and {trained}" if trained else found
