@@ -17,10 +17,11 @@ COMMANDS = {
     "cancel": "end what is queued or running of a sweep; the runs stay resumable",
     "report": "table, figures, claims and a page from the records of a sweep",
     "credit": "what each token of a trained model's completions deserved",
+    "control": "a group's spectrum beside that of supervised rows, for any model",
     "theory": "the claims on policies whose sequences can all be listed",
     "sync": "copy records that were made without a server to MLflow",
     "bench": "what the measurement costs on this machine, and how exact it is",
-    "convert": "save a GGUF file once as safetensors, which load faster",
+    "convert": "save a GGUF file, or a run's trained weights, once as safetensors",
     "pretrain_tiny": "make the embedded model again",
 }
 ABOUT = "COMMAND --help says what a command takes; python -m grpo_sweeps.COMMAND is the same command."

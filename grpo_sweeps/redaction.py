@@ -1,4 +1,6 @@
 """Secrets out of what is written: `redact` for text, `redact_mapping` for a configuration. What runs keeps them.
+Places out of what is published: `without_places` and `mapping_without_places` take out absolute paths (and so home
+folders and users), hosts and secrets.
 
 Redacted are: values of keys that are named like secrets (`api_key`, `hf_token`, `password`, ..., also `--api-key x` and
 `API_KEY=x`), `Bearer ...`, the users and passwords of addresses, private keys, and the tokens whose first letters say
@@ -10,6 +12,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 HIDDEN = "***"
@@ -39,6 +42,16 @@ _ANNOTATED = r":\s*(?:str|bytes|Any|object)(?:\s*\|\s*None)?\s*="  # of an argum
 _ASSIGNED = re.compile(rf"(?P<name>{_NAME})[\"']?\s*(?:{_ANNOTATED}|[:=])\s*")
 _FLAG = re.compile(rf"(?<!\S)[\"']?--(?P<name>{_NAME})[\"']?\s+")
 _SCHEME = re.compile(r"\b(?P<kept>(?:Bearer|Basic|Token)\s+)(?=[^\s\"']*\d)[A-Za-z0-9._~+/=-]{8,}", re.IGNORECASE)
+_PART = r"[^\s/'\"`,;:=()\[\]{}<>|]+"
+_ABSOLUTE = re.compile(rf"(?<![\w.~*/\\])(?:~[\w.-]*/+|/+(?!\*{{3}}){_PART}/+)(?:{_PART}/+)*(?P<last>{_PART})?/*")
+_HOST_OF_ADDRESS = re.compile(r"(?<=://)[^/\s\"'?#]+")
+_AT_HOST = re.compile(r"[\w.+-]+@[\w.-]*\w")
+_HOME = re.compile(rf"/(?:home|Users)/{_PART}")
+_LAUNCHER = re.compile(
+    r"(?:(?<=')(?P<quoted>hydra\.launcher\.[\w.]+=)[^']+|(?P<plain>hydra\.launcher\.[\w.]+=)[^\s']+)"
+)
+_PLACES = frozenset(["path", "dir", "uri", "file", "folder"])  # the last word of a key whose value is a place
+
 _WITH_DIGIT = r"(?=[A-Za-z0-9_-]*[0-9])"
 _PATTERNS = [
     re.compile(pattern)
@@ -151,3 +164,44 @@ def holds_hidden(content: Any) -> bool:
     if isinstance(content, list | tuple):
         return any(holds_hidden(value) for value in content)
     return isinstance(content, str) and HIDDEN in content
+
+
+def without_places(text: str, hosts: Sequence[str] = ()) -> str:
+    """`text` as it may be published: of absolute paths their last part, no host, no user, no secret, and nothing of
+    what a cluster's launcher was told.
+
+    hosts: names of machines, which count with and without their domain.
+
+    >>> without_places("run model.path=/home/ann/models/qwen tracking.uri=http://ann:x@db:5000/y task.path=data/gsm8k")
+    'run model.path=***/qwen tracking.uri=http://***/y task.path=data/gsm8k'
+    >>> without_places("node7.site: ~/runs/a.py of /home/ann, line 3 (and/or 1 / 2)", ["node7.site"])
+    '***: ***/a.py of ~, line 3 (and/or 1 / 2)'
+    """
+    text = _HOST_OF_ADDRESS.sub(HIDDEN, redact(text))
+    text = _AT_HOST.sub(HIDDEN, text)
+    own = str(Path.home())
+    text = _HOME.sub("~", text.replace(own, "~") if own.count("/") > 1 else text)
+    text = _ABSOLUTE.sub(lambda found: f"{HIDDEN}/{found['last'] or ''}", text)
+    text = _LAUNCHER.sub(lambda found: f"{found['quoted'] or found['plain']}{HIDDEN}", text)
+    names = {name for host in hosts for name in (host, host.partition(".")[0]) if len(name) > 1}
+    for name in sorted(names - {"localhost"}, key=len, reverse=True):
+        text = re.sub(rf"(?<![\w.-]){re.escape(name)}(?![\w-])", HIDDEN, text)
+    return text
+
+
+def mapping_without_places(content: Any, name: str = "") -> Any:
+    """The same configuration as it may be published; a value that is a place keeps the last part of an absolute path.
+
+    >>> mapping_without_places({"model": {"path": "/home/ann lee/qwen"}, "task": {"path": "data/gsm8k"}})
+    {'model': {'path': '***/qwen'}, 'task': {'path': 'data/gsm8k'}}
+    """
+    if isinstance(content, Mapping):
+        return {key: mapping_without_places(value, str(key)) for key, value in content.items()}
+    if isinstance(content, list | tuple):
+        return [mapping_without_places(value, name) for value in content]
+    if not isinstance(content, str):
+        return content
+    if re.split(r"[_.]", name)[-1] in _PLACES and content.startswith(("/", "~")):
+        return f"{HIDDEN}/{content.rstrip('/').rpartition('/')[2]}"
+    hidden = redact_mapping(content, name)
+    return hidden if hidden == HIDDEN else without_places(hidden)

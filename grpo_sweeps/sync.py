@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from grpo_sweeps import cli, machine
+from grpo_sweeps.tracking.published import refuse_published
 from grpo_sweeps.types import ConfigError
 
 
@@ -116,7 +117,10 @@ def _copy(arguments: Arguments) -> int:
     named = (arguments.tracker, arguments.uri, arguments.experiment)
     if arguments.init:
         return mirror.prepare(mirror.settings(machine.value("tracking") or {}, *named))
-    goals = {folder: mirror.settings(mirror.configured(folder), *named) for folder in sweep_folders(arguments)}
+    folders = sweep_folders(arguments)
+    for folder in folders:
+        refuse_published(folder, "sync would note in them what it has copied")
+    goals = {folder: mirror.settings(mirror.configured(folder), *named) for folder in folders}
     reports = Path(arguments.reports)
     codes = [
         mirror.sync(folder, goal, arguments.run, arguments.follow, None if arguments.run else reports / folder.name)

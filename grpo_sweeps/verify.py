@@ -23,6 +23,7 @@ from grpo_sweeps.paths import sweep_folder, sweep_names
 from grpo_sweeps.sweep.identity import identity
 from grpo_sweeps.text import plain, show
 from grpo_sweeps.tracking.glance import Finding
+from grpo_sweeps.tracking.published import TAKEN_OUT, is_published
 from grpo_sweeps.types import ConfigError
 
 HEADER = ("run", "what", "expected", "found", "in words")
@@ -30,6 +31,8 @@ ADVICE = (
     "put back what is missing, or make the runs afresh: the command that made them with redo=failed (redo=all where a "
     "run is not skipped as failed) keeps what is there in .replaced/"
 )
+
+ADVICE_PUBLISHED = "these are published records: take the files again from where they were published"
 
 
 @dataclass(frozen=True)
@@ -55,10 +58,11 @@ def _verify(options: Options) -> int:
     runs_dir = Path(options.runs_dir)
     names = sweep_names(runs_dir) if options.sweep is None else [sweep_folder(runs_dir, options.sweep).name]
     found: dict[str, list[Finding]] = {}
-    runs = 0
+    runs = published = 0
     for name in names:
         folders = [path for path in run_folders(runs_dir / name) if options.run in (None, path.name)]
         runs += len(folders)
+        published += len(folders) if is_published(runs_dir / name) else 0
         found[name] = [finding for folder in folders for finding in findings(folder)]
         if options.copies:
             found[name] += copies(runs_dir / name, options.run)
@@ -67,11 +71,11 @@ def _verify(options: Options) -> int:
     if options.json:
         print(json.dumps([{"sweep": name, **asdict(one)} for name in found for one in found[name]], indent=1))
     else:
-        _print(found, runs)
+        _print(found, runs, published)
     return 1 if any(found.values()) else 0
 
 
-def _print(found: dict[str, list[Finding]], runs: int) -> None:
+def _print(found: dict[str, list[Finding]], runs: int, published: int) -> None:
     for name, own in found.items():
         if not own:
             continue
@@ -81,9 +85,10 @@ def _print(found: dict[str, list[Finding]], runs: int) -> None:
         for line in aligned(rows):
             show(f"  {line}")
     if any(found.values()):
-        say(ADVICE)
+        say(ADVICE_PUBLISHED if published == runs else ADVICE)
     else:
-        show(f"{count(runs)} of {count(len(found), 'sweep')}: whole")
+        copies = f" ({count(published)} as published: {', '.join(TAKEN_OUT)} were taken out)" if published else ""
+        show(f"{count(runs)} of {count(len(found), 'sweep')}: whole{copies}")
 
 
 def run_folders(sweep_dir: Path) -> list[Path]:

@@ -81,8 +81,9 @@ def check_launch(redo: str | None, wait: bool = True, on_nodes: bool = True, unc
 def check_sweep_name(name: str) -> None:
     """Raise ConfigError for a name that cannot be a folder."""
     if not NAME.fullmatch(name) or len(name) > 100:
+        shown = name if len(name) <= 100 else f"{name[:80]}..."
         raise ConfigError(
-            f"sweep={name}: a sweep's name becomes a folder, so letters, digits, '.', '_' and '-' are allowed "
+            f"sweep={shown}: a sweep's name becomes a folder, so letters, digits, '.', '_' and '-' are allowed "
             f"(at most 100, no '/')"
         )
 

@@ -164,40 +164,48 @@ def _manifest(
     }  # fmt: skip
 
 
-def find_run(runs_dir: Path, sweep: str, run: str) -> tuple[Path, RunStatus]:
+def find_run(runs_dir: Path, sweep: str, run: str, command: str = "credit") -> tuple[Path, RunStatus]:
     """The folder of a run and its status.
 
     Args:
         run: its identity or the first digits of it; "" where the sweep has one run.
+        command: who asks, for the sentence of an error.
 
     Raises:
         ConfigError: where not exactly one run fits; it names the runs to choose from.
     """
     if not sweep:
-        raise ConfigError(f"credit: sweep= is needed; choose one of {', '.join(sweep_names(runs_dir)) or '(none)'}")
+        raise ConfigError(f"{command}: sweep= is needed; choose one of {', '.join(sweep_names(runs_dir)) or '(none)'}")
     folder = sweep_folder(runs_dir, sweep)
     runs = sorted(p.name for p in folder.iterdir() if (p / CONFIG_FILE).is_file() and not p.name.startswith("."))
     found = [name for name in runs if name.startswith(run)]
     if len(found) != 1:
         names = ", ".join(f"{name} ({_name(folder / name)})" for name in runs) or "(none)"
-        said = f"credit: run={run}" if run else f"credit: sweep={sweep} has {len(runs)} runs, run= is needed"
+        said = f"{command}: run={run}" if run else f"{command}: sweep={sweep} has {len(runs)} runs, run= is needed"
         raise ConfigError(f"{said}; choose one of {names}")
-    return folder / found[0], _status(folder / found[0])
+    try:
+        return folder / found[0], read_status(folder / found[0])
+    except RecordError as error:
+        raise ConfigError(f"{command}: run={found[0]}: {str(error).rstrip('.')}") from error
 
 
-def load_run(run_dir: Path, status: RunStatus, device: str, note: Callable[[str], None]) -> tuple[Setup, int]:
+def load_run(
+    run_dir: Path, status: RunStatus, device: str, note: Callable[[str], None], command: str = "credit"
+) -> tuple[Setup, int]:
     """The run with the parameters of its newest complete checkpoint, and the number of updates behind them.
+
+    command: who asks, for the sentence of an error.
 
     Raises:
         ConfigError: without such a checkpoint, and for what `prepare` refuses.
     """
     if not any((run_dir / FOLDER).glob("step_*")):
-        raise _without_checkpoint(run_dir, status)
-    config = _config(run_dir)
+        raise _without_checkpoint(run_dir, status, command)
+    config = _config(run_dir, command)
     try:
         resolve_device(device)
     except ConfigError as error:
-        raise ConfigError(f"credit: {str(error).removeprefix('trainer.')}") from None
+        raise ConfigError(f"{command}: {str(error).removeprefix('trainer.')}") from None
     config = dataclasses.replace(
         config,
         trainer=dataclasses.replace(config.trainer, device=device),
@@ -206,18 +214,18 @@ def load_run(run_dir: Path, status: RunStatus, device: str, note: Callable[[str]
     setup = prepare(config)
     step = Keeper(setup, run_dir, note).resume()
     if not step:
-        raise _without_checkpoint(run_dir, status)
+        raise _without_checkpoint(run_dir, status, command)
     return setup, step
 
 
-def _without_checkpoint(run_dir: Path, status: RunStatus) -> ConfigError:
+def _without_checkpoint(run_dir: Path, status: RunStatus, command: str) -> ConfigError:
     return ConfigError(
-        f"credit: run={run_dir.name} ({status.state} at step {status.step}): no whole checkpoint in "
+        f"{command}: run={run_dir.name} ({status.state} at step {status.step}): no whole checkpoint in "
         f"{run_dir / FOLDER}; choose a run that has one"
     )
 
 
-def _config(run_dir: Path) -> RunConfig:
+def _config(run_dir: Path, command: str) -> RunConfig:
     path = run_dir / CONFIG_FILE
     try:
         written = yaml.safe_load(path.read_text(encoding="utf-8"))
@@ -227,16 +235,9 @@ def _config(run_dir: Path) -> RunConfig:
         raise ConfigError(f"{path} holds no configuration")
     if lost := [key for key, value in written.items() if key != "tracking" and holds_hidden(value)]:
         raise ConfigError(
-            f"{path}: {lost[0]} was given a secret, which is stored nowhere: credit cannot make the run again"
+            f"{path}: {lost[0]} was given a secret, which is stored nowhere: {command} cannot make the run again"
         )
     return RunConfig.from_mapping(written)
-
-
-def _status(run_dir: Path) -> RunStatus:
-    try:
-        return read_status(run_dir)
-    except RecordError as error:
-        raise ConfigError(f"credit: run={run_dir.name}: {str(error).rstrip('.')}") from error
 
 
 def _name(run_dir: Path) -> str:

@@ -24,6 +24,7 @@ from grpo_sweeps.tracking.seal import Keeps
 from grpo_sweeps.tracking.status import FILE_NAME as STATUS
 from grpo_sweeps.tracking.status import seconds_since_start
 from grpo_sweeps.tracking.symptoms import Course, known
+from grpo_sweeps.tracking.weights import came_from
 
 NOT_TRAINED_ON = ("resample/discarded_rollouts", "value/continuations")  # what a step draws beside its own rollouts
 
@@ -71,7 +72,8 @@ def _train(setup: Setup, run_dir: Path, watch: Watch, name: str, startup: dict[s
     label = name or f"R={config.R} seed={config.seed}"
     with LocalRecord(run_dir) as record, RunProgress(label, total, done) as progress:
         record.begin(identity, _keeps(setup, done))  # what an interrupted run wrote past its checkpoint is done again
-        write_model(run_dir, setup.policy.model.config.to_dict(), config.model.random)
+        source = {} if config.model.random else came_from(config.model.path, config.model.dtype)
+        write_model(run_dir, setup.policy.model.config.to_dict(), config.model.random, source)
         watch.begin(done)
         logged = read_metrics(run_dir).to_dict("records")
         if sentence := _other_sampler(setup, logged, done):

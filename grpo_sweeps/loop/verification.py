@@ -33,6 +33,7 @@ QUANTITIES = {
     "participation_ratio": spectra.participation_ratio,
     "top1_fraction": spectra.top1_fraction,
 }
+BY_K = "effective_rank"  # of QUANTITIES, told apart by k
 ROWS_AT_ONCE = 8  # activations in float32 take twice the room
 FEW_GROUPS = 2  # of a large model
 
@@ -72,8 +73,8 @@ def against_float32(
     groups: the rollouts of each group; weights: (R,) each; a group whose weights are all zero is taken with those of
     k = 1 .. R-1 right rollouts; one whose rollouts are all one text has no spectrum to compare. For each quantity the
     mean difference over groups, its 95% interval and the largest absolute one; `float32/entry` the mean over groups of
-    the largest difference of K_ij over sqrt(K_ii K_jj). Empty for a model in float32 or wider, and, said in the log,
-    where the memory is too small.
+    the largest difference of K_ij over sqrt(K_ii K_jj); `float32/k<k>/...` the effective rank's by k. Empty for a
+    model in float32 or wider, and, said in the log, where the memory is too small.
     """
     model = setup.policy.model
     if not groups or all(p.dtype not in (torch.bfloat16, torch.float16) for p in model.parameters()):
@@ -133,16 +134,34 @@ def _metrics(
 ) -> dict[str, float]:
     metrics = {"float32/groups": float(len(own))}
     for name, quantity in QUANTITIES.items():
-        differences = []
-        for K, exact, w_SR, same_R in zip(own, wide, weights, texts, strict=True):
-            same_SR = np.broadcast_to(same_R, w_SR.shape)
-            merged_both = (merged(gram, w_SR, same_SR) for gram in (K, exact))
-            ours, theirs = (np.asarray(quantity(spectra.singular_values(*of))) for of in merged_both)
-            differences.append(ours / theirs - 1)
+        found = [
+            [np.atleast_1d(quantity(spectra.singular_values(*merged(gram, w_SR, np.broadcast_to(same_R, w_SR.shape)))))
+             for gram in (K, exact)]
+            for K, exact, w_SR, same_R in zip(own, wide, weights, texts, strict=True)
+        ]  # fmt: skip
+        differences = [ours / theirs - 1 for ours, theirs in found]
         interval = mean_interval([d.mean() for d in differences])
         largest = float(max(np.abs(d).max() for d in differences))
         metrics |= {f"float32/{name}": interval.mean, f"float32/{name}_largest": largest}
         if interval.known:
             metrics |= {f"float32/{name}_low": interval.low, f"float32/{name}_high": interval.high}
+        if name == BY_K:
+            metrics |= _by_k(weights, differences, [theirs for _, theirs in found])
     entries = [np.abs(a - b) / np.sqrt(np.outer(b.diagonal(), b.diagonal())) for a, b in zip(own, wide, strict=True)]
     return metrics | {"float32/entry": float(np.mean([e.max() for e in entries]))}
+
+
+def _by_k(
+    weights: Sequence[np.ndarray], differences: Sequence[np.ndarray], values: Sequence[np.ndarray]
+) -> dict[str, float]:
+    """`float32/k<k>/...` by the number k of rollouts of positive weight, the right ones under a reward of 0 or 1."""
+    k = np.concatenate([(w_SR > 0).sum(axis=1) for w_SR in weights])
+    difference, value = np.concatenate(differences), np.concatenate(values)
+    metrics: dict[str, float] = {}
+    for one in np.unique(k).tolist():
+        own = difference[k == one]
+        metrics |= {
+            f"float32/k{one}/groups": float(len(own)), f"float32/k{one}/value": float(value[k == one].mean()),
+            f"float32/k{one}/{BY_K}": float(own.mean()), f"float32/k{one}/{BY_K}_largest": float(np.abs(own).max()),
+        }  # fmt: skip
+    return metrics

@@ -77,13 +77,19 @@ def _in_three_digits(value: float) -> str:
     return f"{float(text):,.0f}" if "e+" in text and abs(value) < 1e6 else text
 
 
-def csv(frame: pd.DataFrame) -> str:
-    """CSV of full precision. A text cell or header that a spreadsheet would run as a formula (its first is =, +, -, @,
-    a tab or a carriage return, after spaces or not) gets a leading apostrophe; numbers never do.
+def csv(frame: pd.DataFrame, digits: int | None = None) -> str:
+    """CSV, of full precision or with so many significant digits.
+
+    A text cell or header that a spreadsheet would run as a formula (its first is =, +, -, @, a tab or a carriage
+    return, after spaces or not) gets a leading apostrophe; numbers never do.
 
     >>> csv(pd.DataFrame({"a": ["=1+1", "b"], "n": [-1.5, 2.0]})).splitlines()
     ['a,n', "'=1+1,-1.5", 'b,2.0']
+    >>> csv(pd.DataFrame({"n": [2 / 3, 2.0]}), digits=3).splitlines()
+    ['n', '0.667', '2.0']
     """
+    if digits is not None:
+        frame = frame.map(lambda cell: float(f"{cell:.{digits}g}") if isinstance(cell, float) else cell)
     safe = frame.map(_csv_cell).rename(columns=_csv_cell)
     out = io.StringIO()
     safe.to_csv(out, index=False, lineterminator="\n")

@@ -7,6 +7,9 @@ prompts an interval takes.
 
 What looks wrong with the runs comes first, on the page and here.
 What was made of a run's files is kept in RUN/.cache/ for the next report; it may be deleted.
+
+records=true copies what makes the report again into records/ beside it, without checkpoints, hosts and places, and
+makes the report from that copy; runs_dir=OUT/records makes it again, without a GPU.
 """
 
 from __future__ import annotations
@@ -36,6 +39,7 @@ class Options:
         "allow",
         unset="one commit; uncommitted changes count as another",
     )
+    records: bool = cli.key(False, "publish the records beside the report, at most 30 MB", "true")
 
 
 COMMAND = cli.Command(
@@ -59,13 +63,16 @@ def _report(options: Options, words: list[str]) -> int:
     from grpo_sweeps.report.build import build
     from grpo_sweeps.report.claims.verdicts import error_lines
     from grpo_sweeps.report.read.query import ReportError
+    from grpo_sweeps.report.records import publish_records
 
     command = ["python", "-m", "grpo_sweeps.report", *words]
-    choices = options.sweep, options.runs_dir, options.out
+    sweep, runs_dir, progress = options.sweep, Path(options.runs_dir), cli.Progress()
     try:
         with warnings.catch_warnings():
             warnings.showwarning = _say
-            out, claims = build(*choices, command, options.commits, tell=_looks_wrong, progress=cli.Progress())
+            if options.records:
+                sweep, runs_dir = publish_records(sweep, runs_dir, options.out, progress)
+            out, claims = build(sweep, runs_dir, options.out, command, options.commits, _looks_wrong, progress)
     except ReportError as error:
         raise ConfigError(str(error)) from error
     for claim in claims:

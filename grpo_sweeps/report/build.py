@@ -11,9 +11,9 @@ import pandas as pd
 
 from grpo_sweeps.paper import ARXIV
 from grpo_sweeps.publish.drawing import Plot
-from grpo_sweeps.publish.formats import csv, latex, markdown
+from grpo_sweeps.publish.formats import csv, latex, markdown, markdown_text
 from grpo_sweeps.publish.page import Section, files_of, now, utc, versions, with_manifest, write
-from grpo_sweeps.redaction import redact
+from grpo_sweeps.redaction import without_places
 from grpo_sweeps.report.claims.premise import premise_section
 from grpo_sweeps.report.claims.verdicts import Claim, claims_frame, claims_markdown, judge_claims
 from grpo_sweeps.report.design.best_size import best_size_section, best_size_table, best_sizes
@@ -31,8 +31,9 @@ from grpo_sweeps.report.remarks import check_commits, missing, wrong
 from grpo_sweeps.report.tables import pooled as table
 from grpo_sweeps.report.tables.estimators import estimator_markdown, estimator_section, estimator_table
 from grpo_sweeps.report.tables.layers import layer_table, update_parts, update_steps
-from grpo_sweeps.report.tables.logged import curve_table, float32_section, float32_table
+from grpo_sweeps.report.tables.logged import curve_table, float32_by_k, float32_section, float32_table
 from grpo_sweeps.report.tables.pooled import headline
+from grpo_sweeps.report.tables.trained import models, weights_in_words
 
 CAPTION = (
     "Mean over mixed groups of the per-group value, with 95% intervals clustered by prompt and seed, cut to the values "
@@ -42,6 +43,9 @@ CAPTION = (
     "and with the measured norms as well. Accuracy: held-out problems, sampled as in training; gain: last less first "
     "evaluation, paired by problem."
 )
+
+DIGITS = 9
+"""Of a number in a CSV file: what processors round differently stays out of it, so that records give the same bytes."""
 
 
 def build(
@@ -62,7 +66,7 @@ def build(
     """
     sweep = load_sweep(name, runs_dir, keep_parts=False, progress=progress)
     check_commits(sweep, commits)
-    folder = Path(out) if out is not None else Path("reports") / sweep.name
+    folder = report_folder(out, sweep.name)
     progress("the claims are judged")
     claims = judge_claims(sweep)
     looks_wrong = wrong(sweep)
@@ -74,6 +78,11 @@ def build(
     for sentence in looks_wrong:
         tell(sentence)
     return folder, claims
+
+
+def report_folder(out: str | Path | None, sweep: str) -> Path:
+    """Where the report of a sweep goes."""
+    return Path(out) if out is not None else Path("reports") / sweep
 
 
 def contents(
@@ -97,25 +106,28 @@ def contents(
     estimators = estimator_table(sweep, progress)
     if len(estimators):
         tables["estimators"] = estimators
-    in_float32 = float32_table(sweep)
+    in_float32, in_float32_by_k = float32_table(sweep), float32_by_k(sweep)
     if len(in_float32):
         tables["float32"] = in_float32
-    sections = [*float32_section(in_float32), *estimator_section(estimators), *premise_section(layers)]
+    if len(in_float32_by_k):
+        tables["float32_by_k"] = in_float32_by_k
+    sections = [*float32_section(in_float32, in_float32_by_k), *estimator_section(estimators), *premise_section(layers)]
     sections += about_design.sections
     header, rows = headline(tables["table1"])
     plots = curves_figures(sweep, tables["curves"])
     plots += [*spectral_plots(sweep, tables["by_k"], layers, steps, parts), *about_design.plots]
     progress("the figures are drawn")
     images = drawn(sweep, plots)
-    lacking = missing(sweep)
-    texts = {f"{name}.csv": csv(frame) for name, frame in tables.items()}
+    lacking, weights = missing(sweep), weights_in_words(sweep)
+    caption = f"{CAPTION} {weights}".rstrip()
+    texts = {f"{name}.csv": csv(frame, DIGITS) for name, frame in tables.items()}
     texts |= {
-        "table1.md": markdown(header, rows) + f"\n{CAPTION}\n",
-        "table1.tex": latex(header, rows, CAPTION, f"tab:{sweep.name}"),
-        **({"estimators.md": estimator_markdown(estimators)} if len(estimators) else {}),
-        "claims.csv": csv(claims_frame(claims)),
-        "claims.md": claims_markdown(claims, lacking),
-        "index.html": render_page(sweep, tables, claims, plots, images, lacking, sections, looks_wrong),
+        "table1.md": markdown(header, rows) + f"\n{markdown_text(caption)}\n",
+        "table1.tex": latex(header, rows, caption, f"tab:{sweep.name}"),
+        **({"estimators.md": estimator_markdown(estimators, weights)} if len(estimators) else {}),
+        "claims.csv": csv(claims_frame(claims), DIGITS),
+        "claims.md": claims_markdown(claims, lacking, weights),
+        "index.html": render_page(sweep, tables, claims, plots, images, lacking, sections, looks_wrong, weights),
     }
     return with_manifest(files_of(texts, images), manifest(sweep, command, lacking))
 
@@ -129,16 +141,17 @@ def manifest(sweep: Sweep, command: Sequence[str], lacking: Sequence[str]) -> di
         runs.append(
             {
                 "identity": run, "name": row["name"], "arm": row["arm"], "R": row["R"], "seed": row["seed"],
-                "state": row["state"], "step": row["step"], "total": row["total"], "error": status.error,
+                "state": row["state"], "step": row["step"], "total": row["total"],
+                "error": status.error and without_places(status.error),
                 "commit": status.commit, "dirty": status.dirty, "versions": status.versions,
-                "command": redact(status.command), "started": utc(status.started), "ended": utc(status.ended),
+                "command": without_places(status.command), "started": utc(status.started), "ended": utc(status.ended),
             }
         )  # fmt: skip
     return {
-        "sweep": sweep.name, "made": now(), "command": redact(" ".join(command)),
+        "sweep": sweep.name, "made": now(), "command": without_places(" ".join(command)),
         "versions": versions(), "commits": sorted({str(c) for c in sweep.runs["commit"].dropna()}),
-        "arms_differ_in": list(sweep.arms.varies), "follow_R": list(sweep.arms.tied_to_R), "runs": runs,
-        "missing": list(lacking),
+        "arms_differ_in": list(sweep.arms.varies), "follow_R": list(sweep.arms.tied_to_R), "models": models(sweep),
+        "runs": runs, "missing": list(lacking),
     }  # fmt: skip
 
 

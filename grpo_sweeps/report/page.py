@@ -14,7 +14,7 @@ from grpo_sweeps.paper import ARXIV
 from grpo_sweeps.publish.drawing import Plot
 from grpo_sweeps.publish.formats import number, with_interval
 from grpo_sweeps.publish.page import Section, from_template, inlined, visible_text
-from grpo_sweeps.redaction import redact
+from grpo_sweeps.redaction import redact, without_places
 from grpo_sweeps.report.claims import rules
 from grpo_sweeps.report.claims.verdicts import DEFINED, Claim
 from grpo_sweeps.report.figures import by_step
@@ -23,6 +23,7 @@ from grpo_sweeps.report.measure.spectral import BELOW, MATRICES, QUANTITIES
 from grpo_sweeps.report.read.query import Sweep
 from grpo_sweeps.report.tables.layers import shown_steps
 from grpo_sweeps.report.tables.pooled import headline
+from grpo_sweeps.tracking.published import is_published
 
 CUT = 900  # characters of a completion or prompt that are shown
 NUMBERED = 5  # figures with a number of their own
@@ -52,10 +53,12 @@ def render_page(
     missing: Sequence[str],
     sections: Sequence[Section] = (),
     wrong: Sequence[str] = (),
+    weights: str = "",
 ) -> str:
     """The page as one string.
 
     images: each panel's SVG by name, `fig1_1.svg`. sections: they follow the claims. wrong: it comes first of all.
+    weights: where the model's weights came from, for the caption of each table.
     """
     training = [p for p in plots if p.name in OF_TRAINING]
     plots = [p for p in plots if p not in training]
@@ -91,6 +94,7 @@ def render_page(
         cut=CUT,
         missing=missing,
         wrong=wrong,
+        weights=weights,
         commands=_commands(sweep),
         commit_words=_commit_words(sweep),
     )
@@ -216,15 +220,17 @@ def samples(sweep: Sweep) -> list[dict[str, Any]]:
         return []
     shown: list[dict[str, Any]] = []
     for _, cell in sweep.completions.groupby(["arm", "R"]):
-        best, taught = _best(cell)
-        ordered = best.sort_values(["reward", "strict"], kind="stable", ascending=False)
+        ordered, taught = best_group(cell)
         chosen = pd.concat([ordered.head(1), ordered.iloc[1:].tail(1)])
         shown += [{str(k): v for k, v in row.items()} | {"taught": taught} for row in chosen.to_dict("records")]
     return shown
 
 
-def _best(cell: pd.DataFrame) -> tuple[pd.DataFrame, bool]:
-    """The rows of the group of `samples`, of the least seed where several are as late, and did it teach something?"""
+def best_group(cell: pd.DataFrame) -> tuple[pd.DataFrame, bool]:
+    """The rows of the group of `samples`, best first, and did it teach something?
+
+    Of several groups that are as late it is that of the least seed.
+    """
     numbers = cell.assign(taught=cell["advantage"].astype(float) != 0, reward=cell["reward"].astype(float))
     by_group = numbers.groupby(["run", "step", "group", "prompt_id"], sort=False)
     worth = by_group.agg(taught=("taught", "any"), least=("reward", "min"), most=("reward", "max"),
@@ -233,7 +239,9 @@ def _best(cell: pd.DataFrame) -> tuple[pd.DataFrame, bool]:
         ["taught", "differ", "step", "seed"], ascending=False, kind="stable"
     )
     first = int(order.index[0])
-    return cell[(by_group.ngroup() == first).to_numpy()], bool(worth["taught"].iloc[first])
+    rows = cell[(by_group.ngroup() == first).to_numpy()]
+    ordered = rows.sort_values(["reward", "strict"], kind="stable", ascending=False)
+    return ordered, bool(worth["taught"].iloc[first])
 
 
 def silent_cells(shown: list[dict[str, Any]]) -> str:
@@ -256,7 +264,11 @@ def _completions(shown: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
 
 def _commands(sweep: Sweep) -> list[str]:
     made = list(dict.fromkeys(redact(str(c)) for c in sweep.runs["command"].dropna() if c))
-    return [*made, f"python -m grpo_sweeps.report sweep={shlex.quote(sweep.name)}"]
+    again = f"python -m grpo_sweeps.report sweep={shlex.quote(sweep.name)}"
+    if not is_published(sweep.path):
+        return [*made, again]
+    runs_dir = without_places(sweep.path.parent.as_posix())
+    return [*made, f"{again} runs_dir={shlex.quote(runs_dir)}"]
 
 
 def _commit_words(sweep: Sweep) -> str:

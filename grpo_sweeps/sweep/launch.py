@@ -33,6 +33,7 @@ from grpo_sweeps.sweep.origin import Origins
 from grpo_sweeps.sweep.plan import Plan, PlannedRun, grid
 from grpo_sweeps.text import show
 from grpo_sweeps.tracking import provenance
+from grpo_sweeps.tracking.published import refuse_published
 from grpo_sweeps.tracking.tracker import BUILT_IN, load
 from grpo_sweeps.types import ConfigError
 
@@ -83,6 +84,7 @@ def plan(
     runs = []
     for run_id, (config, name) in kept.items():
         run_dir = paths.run_dir(config.runs_dir, config.sweep, run_id)
+        refuse_published(run_dir.parent, "no run goes on from them")
         runs.append(PlannedRun(config, run_id, name, run_dir, Decision("start", "new")))
     runs, origins = _with_origins(runs)
     made = Plan(tuple(runs), identities, asked.dry_run, command, tuple(notes), asked.redo, asked.wait).decided()

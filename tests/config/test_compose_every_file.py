@@ -15,6 +15,7 @@ from grpo_sweeps.paper import MODEL_SHAPES, REWARDS, TASK
 from grpo_sweeps.paths import data_root, sweep_files
 from grpo_sweeps.sweep.identity import identity
 from tests.composing import composed
+from tests.real_models import furnish
 
 ROOT = Path(__file__).resolve().parents[2]
 # Less conf/local, which belongs to the machine and is in no checkout.
@@ -65,7 +66,8 @@ def test_hydras_own_groups_compose(path: Path) -> None:
 
 
 @pytest.mark.parametrize("name", sorted(sweep_files()))
-def test_every_run_of_every_sweep_composes(name: str) -> None:
+def test_every_run_of_every_sweep_composes(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(furnish(tmp_path / "here"))
     master = composed(f"+sweeps={name}")
     axes = {key: str(values).split(",") for key, values in master.hydra.sweeper.params.items()}
     assert axes, "a sweep without an axis is a single run"

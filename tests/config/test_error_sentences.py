@@ -150,6 +150,7 @@ CASES: dict[str, tuple[str, ...]] = {
     "objective.resample_rounds=0": ("objective.resample_rounds=0: at least 1 is needed",),
     "R=1 estimator=reinforce objective.resample=true": ("objective.resample=true", "R=2 or more is needed"),
     "sweep=a/b": ("sweep=a/b: a sweep's name becomes a folder",),
+    f"sweep={'x' * 5000}": (f"sweep={'x' * 80}...: a sweep's name becomes a folder",),
     "sweep=..": ("sweep=..: a sweep's name becomes a folder",),
     "budget=tokens": ("budget=tokens: choose one of prompts, rollouts",),
     "reward_timeout=0": ("reward_timeout=0.0: seconds above 0 are needed, or null for no limit",),

@@ -29,7 +29,10 @@ CHANGES = {
     "ppo_clip": {"ratio": "token", "inner_updates": 2},
     "ppo": {"ratio": "token", "inner_updates": 2, "critic": True},
     "vine": {"ratio": "token", "inner_updates": 2, "continuations": 8, "value_every": 8},
+    "vine_long": {"ratio": "token", "inner_updates": 2, "continuations": 4, "value_every": 64},
     "oracle": {"continuations": 32},
+    "no_baseline": {},
+    "leave_one_out": {},
     "gspo": {"ratio": "sequence", "clip_low": 3e-4, "clip_high": 4e-4, "minibatches": 4},
 }
 
@@ -63,7 +66,13 @@ def test_a_choice_is_what_the_page_says(name: str) -> None:
     assert config.aggregation == ("length" if name == "gspo" else "sum")
 
 
-@pytest.mark.parametrize("name", ["ppo", "vine", "oracle"])
+@pytest.mark.parametrize(("name", "estimator"), [("no_baseline", "reinforce"), ("leave_one_out", "rloo")])
+def test_plain_updates_that_bring_their_estimator(name: str, estimator: str) -> None:
+    assert composed(f"objective={name}") == composed("objective=reinforce", f"estimator={estimator}")
+    assert composed(f"objective={name}", "estimator=opo") == composed("estimator=opo")
+
+
+@pytest.mark.parametrize("name", ["ppo", "vine", "vine_long", "oracle"])
 def test_values_choose_their_estimator_where_the_command_does_not(name: str) -> None:
     assert composed(f"objective={name}").estimator.target.endswith(".reinforce")
     with pytest.raises(ConfigError, match="estimator=reinforce is needed"):

@@ -32,6 +32,7 @@ BAD_VALUE = {
     "cancel": ("runs_dir=nowhere", "no such folder"),
     "report": ("sweep=a/b", "one folder name"),
     "credit": ("prompts=x", "a whole number"),
+    "control": ("groups=x", "a whole number"),
     "theory": ("steps=x", "a whole number"),
     "sync": ("sweep=a/b", "the name of one folder"),
     "bench": ("R=x", "a whole number"),
@@ -159,6 +160,7 @@ def test_a_path_that_is_too_long_is_one_sentence(
     keys = {
         "run": ["runs_dir", "model.path"], "check": ["runs_dir"], "theory": ["out"], "bench": ["model"],
         "convert": ["model.path", "out"], "pretrain_tiny": ["out"], "sync": ["runs_dir", "sweep", "run"],
+        "control": ["runs_dir", "out"],
     }  # fmt: skip
     for key in keys.get(name, ["runs_dir", "sweep"]):
         said = refused(name, [*BEFORE.get(name, []), f"{key}={long}"], capfd)

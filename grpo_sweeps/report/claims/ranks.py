@@ -161,7 +161,9 @@ def control_changes(groups: pd.DataFrame) -> dict[str, float] | None:
 
 
 def _in_words(changes: dict[str, float]) -> str:
-    return ", ".join(f"{name} {value:.0e}" if value else f"{name} 0" for name, value in changes.items())
+    """Changes that are rounding differ between processors: that they are is said, not how large they are."""
+    rounding = f"below {rules.ROUNDING:.0e}"
+    return ", ".join(f"{name} {rounding if v < rules.ROUNDING else f'{v:.0e}'}" for name, v in changes.items())
 
 
 def of_the_loss(groups: dict[int, pd.DataFrame]) -> bool:

@@ -52,6 +52,7 @@ RESOLUTION = 1e-3
 """C7: a group whose eigenvalues are known no better than this part of the largest cannot testify to a low rank."""
 
 CONTROL_TOLERANCE = 1e-6
+ROUNDING = 1e-12  # a relative change of a float64 value that is written as rounding
 """C8: largest relative change of the effective rank that still counts as rounding in the exact negative controls."""
 
 SUM_TOLERANCE = 1e-6

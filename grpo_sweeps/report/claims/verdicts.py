@@ -156,14 +156,16 @@ def claims_frame(claims: list[Claim]) -> pd.DataFrame:
     return frame.astype({"R": "Int64"})
 
 
-def claims_markdown(claims: list[Claim], missing: Sequence[str] = ()) -> str:
+def claims_markdown(claims: list[Claim], missing: Sequence[str] = (), weights: str = "") -> str:
     """The claims for a reader: what is meant and what is missing, a heading and verdict each, a table by R, the
     remarks, and the rules at the end.
 
-    missing: sentences on what the sweep lacks, runs above all.
+    missing: sentences on what the sweep lacks, runs above all. weights: one on where the model's weights came from.
     """
     several = len({c.arm for c in claims} - {EVERY_ARM}) > 1
     text = [f"# Claims of arXiv {ARXIV}\n", f"{DEFINED}\n"]
+    if weights:
+        text.append(f"{markdown_text(weights)}\n")
     if missing:
         text += ["## What is missing\n", "\n".join(f"- {markdown_text(sentence)}" for sentence in missing) + "\n"]
     for claim in claims:

@@ -1,7 +1,8 @@
 """Tables computed from a run's files and kept in <run>/.cache/, with a key that says of which files and by which code.
 
 A table whose key is another one is made again; a damaged one too. Nothing depends on these files: they may be deleted
-at any time, and a folder that cannot be written to only means that the next report takes as long as this one.
+at any time, and a folder that cannot be written to only means that the next report takes as long as this one. Beside
+published records nothing is kept.
 """
 
 from __future__ import annotations
@@ -24,6 +25,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from grpo_sweeps.files import write_with
+from grpo_sweeps.tracking.published import is_published
 
 FOLDER = ".cache"
 LARGE = 2**16  # bytes: what is made of smaller files is made as fast as it is read
@@ -88,6 +90,7 @@ class Kept:
 
     def __init__(self, run_dir: Path, use: CacheUse | None = None) -> None:
         self.folder, self.use = run_dir / FOLDER, use or CacheUse()
+        self.off = is_published(run_dir)
 
     def read(
         self, name: str, key: Key, columns: Sequence[str] | None = None, changes: bool = True
@@ -97,6 +100,8 @@ class Kept:
         columns: those that it must have. changes: its files are written to while a run lives, so that another key is
         nothing to speak of.
         """
+        if self.off:
+            return None
         path = self.folder / name
         try:
             with open(path, "rb") as file:
@@ -119,6 +124,8 @@ class Kept:
 
     def write(self, name: str, key: Key, table: pa.Table, **more: Any) -> bool:
         """Keep a table and what JSON holds beside it; True where that could be done."""
+        if self.off:
+            return False
         table = table.replace_schema_metadata({KEY: json.dumps({"key": _plain(key), **more})})
         text = [column.name for column in table.schema if pa.types.is_string(column.type)]
 

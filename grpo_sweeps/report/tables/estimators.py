@@ -193,7 +193,8 @@ def estimator_section(table: pd.DataFrame) -> list[Section]:
     return [Section(NAME, "One Gram, many estimators", WORDS, header, rows, after, (f"{NAME}.csv", f"{NAME}.md"))]
 
 
-def estimator_markdown(table: pd.DataFrame) -> str:
-    """estimators.md."""
+def estimator_markdown(table: pd.DataFrame, weights: str = "") -> str:
+    """estimators.md. weights: a sentence on where the model's weights came from."""
     header, rows, meanings = shown(table)
-    return markdown(header, rows) + "\n" + "\n\n".join(map(markdown_text, (" ".join(meanings), *WORDS, *NOTES))) + "\n"
+    words = [" ".join(meanings), *WORDS, *NOTES, *([weights] if weights else [])]
+    return markdown(header, rows) + "\n" + "\n\n".join(map(markdown_text, words)) + "\n"

@@ -37,6 +37,7 @@ VALUES = (*METRICS, *SILENT)
 WINDOWS = 50  # at most, of equal width
 COMPARED = ("effective_rank", "participation_ratio", "top1_fraction")
 ENDS = ("", "_low", "_high", "_largest")
+BY_K = ("groups", "value", "effective_rank", "effective_rank_largest")  # what a run logs by k
 FLOAT32_COLUMNS = [
     "run",
     "arm",
@@ -100,8 +101,21 @@ def float32_table(sweep: Sweep) -> pd.DataFrame:
     return named.reindex(columns=FLOAT32_COLUMNS).reset_index(drop=True)
 
 
-def float32_section(table: pd.DataFrame) -> list[Section]:
-    """The table on the page; nothing where no run has measured it."""
+def float32_by_k(sweep: Sweep) -> pd.DataFrame:
+    """One row per run that compared its dtype with float32 and number k of right rollouts."""
+    metrics, rows = sweep.metrics, []
+    if "float32/groups" in metrics:
+        for row in metrics[metrics["float32/groups"].notna()].to_dict("records"):
+            head = {key: row[key] for key in ("run", "arm", "R", "seed")} | {"dtype": sweep.dtype(str(row["run"]))}
+            for k in range(int(row["R"]) + 1):
+                found = {name: row.get(f"float32/k{k}/{name}", float("nan")) for name in BY_K}
+                if found["groups"] == found["groups"]:
+                    rows.append(head | {"k": k, **found})
+    return pd.DataFrame(rows, columns=["run", "arm", "R", "seed", "dtype", "k", *BY_K])
+
+
+def float32_section(table: pd.DataFrame, by_k: pd.DataFrame) -> list[Section]:
+    """The tables on the page; nothing where no run has measured them."""
     if not len(table):
         return []
     header = ("R", "seed", "dtype", "groups", *(q.replace("_", " ") for q in COMPARED), "largest entry")
@@ -120,4 +134,22 @@ def float32_section(table: pd.DataFrame) -> list[Section]:
     )
     after = ("This is a measurement of its own: it changes no value, merges no rows and widens no verdict.",)
     section = Section("float32", "The dtype beside float32", before, header, tuple(rows), after, ("float32.csv",))
-    return [section]
+    return [section, *_float32_by_k_section(by_k)]
+
+
+def _float32_by_k_section(table: pd.DataFrame) -> list[Section]:
+    if not len(table):
+        return []
+    header = ("R", "seed", "k", "groups", "effective rank in float32", "difference", "largest difference")
+    rows = [
+        (str(row["R"]), str(row["seed"]), str(row["k"]), f"{row['groups']:.0f}", f"{row['value']:.3f}",
+         f"{100 * row['effective_rank']:.3f}%", f"{100 * row['effective_rank_largest']:.3f}%")
+        for row in table.to_dict("records")
+    ]  # fmt: skip
+    before = (
+        "The effective rank of the same groups by the number k of right rollouts: its mean in float32, and by how much "
+        "the training dtype's differs, on average and at most.",
+    )
+    return [
+        Section("float32-by-k", "The dtype by k", before, header, tuple(rows), files=("float32_by_k.csv",)),
+    ]

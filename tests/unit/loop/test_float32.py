@@ -48,12 +48,14 @@ def test_equals_a_float32_copy_of_the_model(make_config: MakeConfig, micro_batch
     assert all(bool((p.grad == 1).all()) and p.grad.dtype == p.dtype for p in model.parameters())
     model.zero_grad()
     wide = copy.deepcopy(model).float()
-    differences, largest = [], []
+    differences, largest, by_k = [], [], {}
     for rollouts, w_R in zip(groups, weights, strict=True):
         ranks = [
             spectra.effective_rank(spectra.singular_values(gram_of(setup, m, rollouts), _weights_of(w_R)))
             for m in (model, wide)
         ]
+        for k, ours, theirs in zip((_weights_of(w_R) > 0).sum(axis=1), *map(np.atleast_1d, ranks), strict=True):
+            by_k.setdefault(int(k), []).append((ours / theirs - 1, theirs))
         differences.append(np.mean(ranks[0] / ranks[1] - 1))
         largest.append(np.abs(ranks[0] / ranks[1] - 1).max())
     assert found["float32/groups"] == len(groups)
@@ -62,6 +64,13 @@ def test_equals_a_float32_copy_of_the_model(make_config: MakeConfig, micro_batch
     low, middle, high = (found[f"float32/effective_rank{end}"] for end in ("_low", "", "_high"))
     assert low <= middle <= high
     assert found["float32/entry"] > 0
+    assert {name.split("/")[1] for name in found if "/k" in name} == {f"k{k}" for k in by_k}
+    for k, pairs in by_k.items():
+        changes, values = np.array(pairs).T
+        assert found[f"float32/k{k}/groups"] == len(pairs)
+        assert found[f"float32/k{k}/value"] == pytest.approx(values.mean(), rel=1e-5)
+        assert found[f"float32/k{k}/effective_rank"] == pytest.approx(changes.mean(), rel=1e-3, abs=1e-6)
+        assert found[f"float32/k{k}/effective_rank_largest"] == pytest.approx(np.abs(changes).max(), rel=1e-3, abs=1e-6)
 
 
 def test_groups_without_weights_are_taken_at_every_k() -> None:

@@ -149,6 +149,11 @@ def write() -> Callable[..., Path]:
 @pytest.fixture
 def undrawn(monkeypatch: pytest.MonkeyPatch) -> None:
     """Figures of a report are empty files: drawing takes seconds, and the test reads the texts."""
+    blank_figures(monkeypatch)
+
+
+def blank_figures(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As `undrawn`, for as long as the patch holds."""
 
     def blank(plot: Any) -> dict[str, bytes]:
         panels = (f"_{i}.svg" for i in range(1, len(plot.panels) + 1))
