@@ -37,6 +37,9 @@ EXAMINED = "whole.parquet"
 EXAMINED_BY = (findings, holdings, expected, glance, seal, journal, lines, local)
 CHECKED_METRICS = ("loss", "grad_norm", "reward", "entropy")
 ALLOW = "allow"
+# What is so of the place that a run was made in, and says nothing about its code.
+NO_COMMIT = "No run says which commit made it."
+UNCOMMITTED = "Some runs were made from a working tree with uncommitted changes."
 
 
 def wrong(sweep: Sweep) -> list[str]:
@@ -230,9 +233,9 @@ def _commits(sweep: Sweep) -> list[str]:
     found += [f"{sentence}." for sentence in _mixed(sweep)]
     found += _since(sweep)
     if not sweep.runs["commit"].notna().any():
-        found.append("No run says which commit made it.")
+        found.append(NO_COMMIT)
     if sweep.runs["dirty"].eq(True).any():
-        found.append("Some runs were made from a working tree with uncommitted changes.")
+        found.append(UNCOMMITTED)
     return found
 
 
