@@ -17,7 +17,6 @@ from grpo_sweeps.paper import ABOUT_TWO, ARXIV, BEST_SIZE_ARXIV, MARGIN, MODEL, 
 from grpo_sweeps.publish.drawing import Plot, rendered
 from grpo_sweeps.publish.formats import csv, markdown
 from grpo_sweeps.publish.page import files_of, from_template, inlined, write
-from grpo_sweeps.redaction import redact
 from grpo_sweeps.science import advantages, budget, credit, figures, gradient, scores, structure
 from grpo_sweeps.science.budget import Ascent, Budget, drawn, gradient_of, oracle_step
 from grpo_sweeps.science.claim import EXACT, ExactClaim, Prompt, Z
@@ -207,7 +206,7 @@ def page(
         plots=[inlined(plot, images) for plot in plots],
         hoeffding=rows,
         rules=RULES,
-        command=redact(command),
+        command=command,
         seconds=f"{seconds:.0f}",
         setting=setting,
         tone=lambda judgement: TONES[judgement][0],
