@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from grpo_sweeps import cli
+from grpo_sweeps.redaction import redact
 from grpo_sweeps.text import show
 from grpo_sweeps.types import ConfigError
 
@@ -39,7 +40,7 @@ def _theory(options: TheoryOptions, words: list[str]) -> int:
     from grpo_sweeps.science.build import build
 
     try:
-        claims = build(options, f"python -m grpo_sweeps.theory {shlex.join(words)}".strip())
+        claims = build(options, redact(f"python -m grpo_sweeps.theory {shlex.join(words)}".strip()))
     except OSError as error:
         raise ConfigError(str(error)) from error
     for claim in claims:

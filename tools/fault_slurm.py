@@ -29,6 +29,16 @@ def _on_job(*words: str) -> Fault:
     return fault
 
 
+def killed(trial: Trial) -> bool:
+    """SIGKILL to the run's own process, as when memory runs out: SLURM's own commands end a job with a warning."""
+    process = trial.start()
+    status = trial.running() if trial.moment(process) else None
+    if status is not None:
+        os.kill(status.pid, signal.SIGKILL)  # the node is this machine
+    trial.wait(process)
+    return status is not None
+
+
 def preemption(trial: Trial) -> bool:
     """A job of a higher partition takes the whole node for a moment."""
     process = trial.start()
@@ -53,7 +63,7 @@ def time_limit(trial: Trial) -> bool:
 
 SLURM_FAULTS: dict[str, Fault] = {
     "slurm_usr2": _on_job("scancel", "--signal=USR2"), "slurm_scancel": _on_job("scancel"),
-    "slurm_kill": _on_job("scancel", "--signal=KILL"), "slurm_requeue": _on_job("scontrol", "requeue"),
+    "slurm_kill": killed, "slurm_requeue": _on_job("scontrol", "requeue"),
     "slurm_preemption": preemption, "slurm_time": time_limit,
 }  # fmt: skip
 

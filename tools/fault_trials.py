@@ -127,10 +127,10 @@ class Trial:
         return sum(path.read_bytes().count(b'"step_time"') for path in found)
 
     def moment(self, process: subprocess.Popen[bytes]) -> bool:
-        """Wait for the trial's random moment: between two random steps, or while the first run loads. False where the
-        command has ended before."""
+        """Wait for the trial's random moment: between two random steps, or while the first run loads (on SLURM: from
+        when its job has begun). False where the command has ended before."""
         wanted, delay = self.rng.randrange(STEPS * len(SIZES)), self.rng.random()
-        while self.steps() < wanted:
+        while self.steps() < wanted or (self.slurm and self.running() is None):
             if process.poll() is not None:
                 return False
             time.sleep(0.005)

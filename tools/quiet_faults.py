@@ -2,8 +2,9 @@
 
 What changes or vanishes quietly: each trial takes a small sweep that has finished or that was killed on its way, does
 one thing to it (an edited reward, another data set, a deleted record, a lock kept by a helper, a ruined MLflow store),
-gives the same command again, and says whether that was noticed, and what was lost, doubled or made false. Prints a line
-a trial with its seed, and one table. Exit code 1 where anything was lost, doubled or false, or a fault was not noticed.
+gives the same command again, and says whether that was noticed, and what was lost, doubled or made false. What is said
+of a harmless change (comments, line ends, another copy of the checkout, a wheel) counts as false. Prints a line a trial
+with its seed, and one table. Exit code 1 where anything was lost, doubled or false, or a fault was not noticed.
 
 Commands are forks of this process, which has loaded the libraries: a trial takes seconds.
 """
@@ -23,7 +24,8 @@ import sys
 import tempfile
 import time
 import traceback
-from collections.abc import Callable
+import zipfile
+from collections.abc import Callable, Iterable
 from contextlib import closing, suppress
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -42,7 +44,8 @@ from grpo_sweeps import run as run_entry
 from grpo_sweeps import sync as sync_entry
 from grpo_sweeps import verify as verify_entry
 from grpo_sweeps.models import tiny_path
-from grpo_sweeps.report.read.query import load_sweep
+from grpo_sweeps.report.read.query import ReportError, load_sweep
+from grpo_sweeps.report.remarks import NO_COMMIT, UNCOMMITTED, check_commits, missing
 from grpo_sweeps.report.tables.pooled import table1
 from grpo_sweeps.tracking.lines import parse_lines
 from grpo_sweeps.tracking.mlflow_store import LARGEST
@@ -596,9 +599,7 @@ def mlflow_changed(place: Place, bases: Bases) -> Seen:
 def package_changed(place: Place, bases: Bases) -> Seen:
     """The package's own code is another: an unfinished run is refused, a finished one skipped with a line; a comment is
     nothing."""
-    state, package = bases.either(place), place.folder / "package"
-    for name in ("grpo_sweeps", "hydra_plugins", "conf"):
-        shutil.copytree(ROOT / name, package / name, ignore=shutil.ignore_patterns("__pycache__"))
+    state, package = bases.either(place), _checkout(place)
     words, before = place.sweep(), place.records()
     comment = package / "grpo_sweeps" / "loop" / "train.py"
     comment.write_text(f"# {place.rng.random()}\n{comment.read_text()}")
@@ -611,6 +612,124 @@ def package_changed(place: Place, bases: Bases) -> Seen:
     touched = not before.items() <= place.records().items()  # a run that had not begun is begun by the other code
     code, _ = place.command(*words)
     return _whole(place, bases, noticed, f"{state}, {file.name}", alarm + touched + (code != 0))
+
+
+def _checkout(place: Place) -> Path:
+    """A copy of what a checkout holds of the package."""
+    package = place.folder / "package"
+    for name in ("grpo_sweeps", "hydra_plugins", "conf", "sweeps"):
+        shutil.copytree(ROOT / name, package / name, ignore=shutil.ignore_patterns("__pycache__", "local"))
+    (package / "README.md").write_text("As it was.\n")
+    return package
+
+
+def _each(files: Iterable[Path], edit: Callable[[bytes], bytes]) -> None:
+    for file in files:
+        file.write_bytes(edit(file.read_bytes()))
+
+
+def _later(files: Iterable[Path]) -> None:
+    for file in files:
+        os.utime(file, (2e9, 2e9))
+
+
+def _commented(data: bytes) -> bytes:
+    return b"# A comment.\n" + data + b"\n\n# Another.\n"
+
+
+def _other_line_ends(data: bytes) -> bytes:
+    return data.replace(b"\n", b"\r\n")
+
+
+def _git(package: Path, *words: str) -> None:
+    named = ("-c", "user.name=x", "-c", "user.email=x@x", "-c", "init.defaultBranch=main")
+    subprocess.run(["git", *named, *words], cwd=package, check=True, capture_output=True)
+
+
+def _committed(package: Path) -> None:
+    """A commit of its own, and then an edited README: the same code of another commit with uncommitted changes."""
+    _git(package, "init")
+    _git(package, "add", ".")
+    _git(package, "commit", "-m", "x")
+    (package / "README.md").write_text("Edited.\n")
+
+
+def _others(package: Path) -> None:
+    """A checkout that is another user's: git tells nothing of it."""
+    _committed(package)
+    for path in (package, *package.rglob("*")):
+        os.chown(path, 65534, 65534)
+
+
+def _wheel(package: Path) -> None:
+    """What a wheel of this checkout holds, in place of the copy."""
+    shutil.rmtree(package)
+    words = [sys.executable, "-m", "pip", "wheel", "--quiet", "--no-index", "--no-deps", "--no-build-isolation"]
+    with tempfile.TemporaryDirectory() as folder:
+        subprocess.run([*words, "--wheel-dir", folder, str(ROOT)], check=True)
+        (built,) = Path(folder).glob("*.whl")
+        zipfile.ZipFile(built).extractall(package)
+
+
+def _code_of(package: Path) -> list[Path]:
+    return [path for path in package.rglob("*.py") if "benchmarks" not in path.parts]
+
+
+OWN_CHANGES: dict[str, Callable[[Place], object]] = {
+    "own files touched": lambda p: _later(path for path in p.folder.rglob("*") if "runs" not in path.parts),
+    "own comments": lambda p: _each(p.folder.glob("own*.py"), _commented),
+    "own line ends": lambda p: _each(p.folder.glob("own*.py"), _other_line_ends),
+    "own docstrings": lambda p: _each(p.folder.glob("own*.py"), lambda data: b'"""Says something."""\n' + data),
+    "line ends of the data": lambda p: _each((p.folder / "data").glob("*"), _other_line_ends),
+    "a file beside": lambda p: [(p.folder / place / "notes.txt").write_text("x") for place in ("model", "data", ".")],
+}
+PACKAGE_CHANGES: dict[str, Callable[[Path], object]] = {
+    "a copy elsewhere": lambda package: None,
+    "touched": lambda package: _later(package.rglob("*")),
+    "comments": lambda package: _each(_code_of(package), lambda data: data + b"\n# Another.\n"),
+    "line ends": lambda package: _each(_code_of(package), _other_line_ends),
+    "another commit, README edited": _committed,
+    "another user's": _others,
+    "a wheel": _wheel,
+}
+
+
+def harmless(place: Place, bases: Bases) -> Seen:
+    """A change that no result depends on: the same command says what it says without the change and ends as it would,
+    and the report has no remark about it."""
+    if place.rng.random() < 0.25:
+        bases.interrupted(place)
+        state, more = "interrupted", ("dry_run=true",)
+    else:
+        place.take(bases.finished)
+        state, more = "finished", ()
+    what = place.rng.choice([*OWN_CHANGES, *PACKAGE_CHANGES])
+    words = place.sweep()
+    first = place.command(*words, *more)
+    if what in OWN_CHANGES:
+        OWN_CHANGES[what](place)
+        again = place.command(*words, *more)
+        code = place.command(*words)[0] if more else again[0]
+    else:
+        package = _checkout(place)
+        PACKAGE_CHANGES[what](package)
+        again = _by_another(place, package, *words, *more)
+        code = _by_another(place, package, *words)[0] if more else again[0]
+    new = sorted(set(again[1].splitlines()) - set(first[1].splitlines()))
+    new += sorted(_remarks(place) - _remarks(bases.finished))
+    note = f"{state}, {what}{': ' if new else ''}{'; '.join(new)[:300]}"
+    return _whole(place, bases, None, note, bool(new) + (again[0] != first[0]) + (code != 0))
+
+
+def _remarks(place: Place) -> set[str]:
+    """What the runs' notes and the report say of the runs besides their numbers, but for where git knows them from."""
+    notes = {note for run in place.runs for note in read_status(run).notes}
+    sweep = load_sweep("trial", place.folder / "runs", keep_parts=False)
+    try:
+        check_commits(sweep, None)
+    except ReportError as error:
+        return {*notes, str(error)}
+    return {*notes, *sweep.notes, *missing(sweep)} - {NO_COMMIT, UNCOMMITTED}
 
 
 def at_once(place: Place, bases: Bases) -> Seen:
@@ -669,7 +788,7 @@ KINDS: dict[str, Kind] = {
     "forked helper": forked, "working directory": moved, "alarm cleared": alarm_cleared, "reward hangs": hung,
     "divergence": diverged, "package code": package_changed, "MLflow killed": mlflow_killed,
     "MLflow's disk": mlflow_disk, "MLflow changed": mlflow_changed,
-    "twelve at once": at_once, "late renames": late_renames,
+    "twelve at once": at_once, "late renames": late_renames, "harmless": harmless,
 }  # fmt: skip
 
 

@@ -1,4 +1,4 @@
-"""python tools/record_damage.py [times=1000] [seed=0] [where=FOLDER] [json=FILE]
+"""python tools/record_damage.py [times=1000] [commands=0] [seed=0] [where=FOLDER] [json=FILE]
 
 Damages the records of small sweeps at random, one thing at a time, and asks whether anybody notices: a finished sweep,
 and one of a run that was killed and a run that was stopped. Each damage is judged in this process by what
@@ -9,6 +9,9 @@ that it reads:
     harmless   nothing is said, and every table and record that the report reads is the same
     silent     nothing is said, and something is another: what must not be
     false      something is said of a change that touches no record (a copy, a touched file, a file of somebody else's)
+
+commands: that many of the same damages, evenly spread, are judged once more by the commands `verify` and `report` in
+processes of their own: by what they print, and by every table that the report writes.
 
 Prints a line per silent or false trial, a table by damage and the seed. Exit code 1 where a trial was silent or false.
 """
@@ -21,24 +24,25 @@ import os
 import random
 import shutil
 import signal
+import subprocess
 import sys
 import tempfile
 import time
 import warnings
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
 import pandas as pd
-from fault_trials import Trial
+from fault_trials import ROOT, Trial
 from paired import options_of
 
 from grpo_sweeps.report.read.query import ReportError, Sweep, load_sweep
 from grpo_sweeps.report.remarks import missing
 from grpo_sweeps.report.tables.pooled import by_k, ranks, table1
 from grpo_sweeps.sweep.overview import collect
+from grpo_sweeps.tracking.glance import Finding
 from grpo_sweeps.verify import findings, run_folders
 
 SWEEP = "trial"
@@ -252,6 +256,36 @@ def look(runs: Path) -> Seen:
     return Seen(said, tables, noted)
 
 
+def look_by_commands(runs: Path) -> Seen:
+    """The same by `verify` and `report`, in processes of their own: what they say, and the tables that are written."""
+    code, found, complaint = _command("verify", f"sweep={SWEEP}", f"runs_dir={runs}", "json=true")
+    if code not in (0, 1) or code != bool(json.loads(found or "[]")):
+        raise RuntimeError(f"verify of {runs}: exit code {code}: {found}{complaint}")
+    said = [_finding(one) for one in json.loads(found)]
+    out = runs.parent / "report"
+    shutil.rmtree(out, ignore_errors=True)
+    code, told, complaint = _command("report", f"sweep={SWEEP}", f"runs_dir={runs}", f"out={out}")
+    if code == 2:
+        return Seen(said, {}, [], complaint)
+    if code:
+        raise RuntimeError(f"the report of {runs}: exit code {code}: {complaint}")
+    tables = {path.name: path.read_text() for path in sorted(out.glob("*.csv"))}
+    noted = [*json.loads((out / "manifest.json").read_text())["missing"], *complaint.splitlines()]
+    return Seen(said, tables, [*noted, *(line for line in told.splitlines() if line.startswith("looks wrong"))])
+
+
+def _finding(one: dict[str, str]) -> str:
+    return Finding(**{key: value for key, value in one.items() if key != "sweep"}).sentence
+
+
+def _command(name: str, *words: str) -> tuple[int, str, str]:
+    """Exit code, output and errors."""
+    env = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", "MPLBACKEND": "Agg"}
+    done = subprocess.run([sys.executable, "-m", f"grpo_sweeps.{name}", *words], env=env, capture_output=True,
+                          text=True, check=False)  # fmt: skip
+    return done.returncode, done.stdout, done.stderr
+
+
 def _tables(sweep: Sweep) -> dict[str, str]:
     runs = sweep.runs[COLUMNS].sort_values("run").to_csv()
     frames = {name: getattr(sweep, name) for name in FRAMES}
@@ -281,7 +315,7 @@ def verdict(before: Seen, after: Seen, kind: str) -> str:
     return "named" if set(after.noted) - set(before.noted) and len(after.said) > len(before.said) else "silent"
 
 
-def trial(reference: Path, before: Seen, seed: int, where: Path, out: Outcome) -> None:
+def trial(reference: Path, before: Seen, seed: int, where: Path, out: Outcome, judge: Callable[[Path], Seen]) -> None:
     """One damage of a copy of the sweep, judged."""
     rng = random.Random(seed)
     kind = rng.choice(sorted(DAMAGES))
@@ -289,7 +323,7 @@ def trial(reference: Path, before: Seen, seed: int, where: Path, out: Outcome) -
     shutil.rmtree(where, ignore_errors=True)
     shutil.copytree(reference, runs, copy_function=os.link)
     told = DAMAGES[kind](runs, rng)
-    after = look(runs)
+    after = judge(runs)
     found = verdict(before, after, kind)
     out.verdicts[kind, found] += 1
     with contextlib.suppress(Exception):
@@ -300,13 +334,15 @@ def trial(reference: Path, before: Seen, seed: int, where: Path, out: Outcome) -
         print(out.silent[-1], flush=True)
 
 
-def trials(references: list[Path], times: int, seed: int, where: Path) -> Outcome:
-    """So many damages, of the sweeps in turn."""
+def trials(
+    references: list[Path], numbers: Iterable[int], seed: int, where: Path, judge: Callable[[Path], Seen] = look
+) -> Outcome:
+    """The damages of these numbers, of the sweeps in turn: a number and a seed are the same damage for every judge."""
     out = Outcome()
-    before: list[Any] = [look(reference) for reference in references]
-    for number in range(times):
+    before = [judge(reference) for reference in references]
+    for number in numbers:
         which = number % len(references)
-        trial(references[which], before[which], seed * 1_000_000 + number, where / "damaged", out)
+        trial(references[which], before[which], seed * 1_000_000 + number, where / "damaged", out, judge)
     return out
 
 
@@ -324,22 +360,35 @@ def table(out: Outcome) -> str:
 
 def main(argv: list[str]) -> int:
     """The command; returns its exit code."""
-    options = options_of(argv, {"times": "1000", "seed": "0", "where": "", "json": ""}, __doc__)
+    options = options_of(argv, {"times": "1000", "commands": "0", "seed": "0", "where": "", "json": ""}, __doc__)
     if isinstance(options, int):
         return options
     where = Path(options["where"] or tempfile.mkdtemp(prefix="damage-")).resolve()
-    seed = int(options["seed"])
+    seed, times, again = int(options["seed"]), int(options["times"]), int(options["commands"])
+    if again > times:
+        print(f"commands={again}: at most times={times}", file=sys.stderr)
+        return 2
     print(f"seed {seed}, in {where}", flush=True)
     references = [finished_sweep(where / "finished"), interrupted_sweep(where / "interrupted", seed)]
     said = [one for reference in references for one in look(reference).said]
     for sentence in said:
         print(f"of the undamaged sweeps: {sentence}")
-    out = trials(references, int(options["times"]), seed, where)
-    print(table(out))
+    outcomes = {"in this process": trials(references, range(times), seed, where)}
+    if again:
+        numbers = sorted({i * times // again for i in range(again)})
+        outcomes["by the commands"] = trials(references, numbers, seed, where, look_by_commands)
+    for how, out in outcomes.items():
+        print(f"\nJudged {how}:\n\n{table(out)}")
     if options["json"]:
-        found = {f"{kind}: {how}": number for (kind, how), number in out.verdicts.items()}
-        Path(options["json"]).write_text(json.dumps({"seed": seed, "found": found, "silent": out.silent}, indent=1))
-    return 1 if out.count("silent") or out.count("false") else 0
+        found = {
+            how: {
+                "found": {f"{kind}: {judged}": number for (kind, judged), number in out.verdicts.items()},
+                "silent": out.silent,
+            }
+            for how, out in outcomes.items()
+        }
+        Path(options["json"]).write_text(json.dumps({"seed": seed, **found}, indent=1))
+    return 1 if any(out.count("silent") or out.count("false") for out in outcomes.values()) else 0
 
 
 if __name__ == "__main__":

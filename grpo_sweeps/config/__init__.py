@@ -6,6 +6,7 @@ The names below come from `schema`, which needs neither Hydra nor torch.
 
 from grpo_sweeps.config.schema import (
     ADHOC,
+    IRRELEVANT,
     NOT_OFFERED,
     TASK_KEYS,
     AnalysisConfig,
@@ -19,6 +20,7 @@ from grpo_sweeps.config.schema import (
     TaskConfig,
     TrackingConfig,
     TrainerConfig,
+    changes_no_result,
     flatten,
     groups_a_step,
     shown,
@@ -27,6 +29,7 @@ from grpo_sweeps.config.schema import (
 
 __all__ = [
     "ADHOC",
+    "IRRELEVANT",
     "NOT_OFFERED",
     "TASK_KEYS",
     "AnalysisConfig",
@@ -40,6 +43,7 @@ __all__ = [
     "TaskConfig",
     "TrackingConfig",
     "TrainerConfig",
+    "changes_no_result",
     "flatten",
     "groups_a_step",
     "shown",

@@ -313,6 +313,22 @@ def to_mapping(config: RunConfig) -> dict[str, Any]:
     return mapping
 
 
+# What cannot change a result: names and places, tracking, device, how rows are cut into batches, how often things are
+# kept, which numbers are logged beside the records that they follow from.
+IRRELEVANT = (
+    "sweep", "runs_dir", "tracking", "model.name", "task.name", "trainer.device", "trainer.micro_batch",
+    "rollout.batch", "rollout.engine", "reward_timeout",
+    "trainer.checkpoint_every", "trainer.checkpoint_minutes", "trainer.keep_checkpoints",
+    "analysis.keep_completions_every", "analysis.check_every", "analysis.scores", "analysis.update_every",
+    "analysis.compare_float32", "analysis.stacked_every",
+)  # fmt: skip
+
+
+def changes_no_result(key: str) -> bool:
+    """True for a dotted key that is one of `IRRELEVANT` or lies below one."""
+    return any(key == name or key.startswith(f"{name}.") for name in IRRELEVANT)
+
+
 def flatten(mapping: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
     """Return nested mappings as one level with dotted keys; an empty mapping stays as a value."""
     flat: dict[str, Any] = {}

@@ -1,7 +1,7 @@
 """How every figure looks: panels, line styles and markers, legends, and the files that a figure becomes.
 
 A figure is a list of panels, each 3.5 inches wide, a journal's column. It becomes PNG and PDF for print, and one SVG
-per panel for the page.
+per panel for the page. What draws is imported where it draws: a report whose figures are kept needs none of it.
 """
 
 from __future__ import annotations
@@ -10,18 +10,17 @@ import io
 import math
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import matplotlib
 
-matplotlib.use("Agg")
-import matplotlib.pyplot as plt
-import seaborn as sns
-from matplotlib.axes import Axes
-from matplotlib.figure import Figure
-from matplotlib.text import Text
-
 from grpo_sweeps.text import visible
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+matplotlib.use("Agg")
 
 PANEL = (3.5, 2.6)  # inches: one column of a two-column page
 DPI = 200
@@ -61,6 +60,9 @@ def legend_columns(labels: Sequence[str]) -> int:
 
 
 def _canvas(panels: Sequence[Panel]) -> Figure:
+    import matplotlib.pyplot as plt
+    from matplotlib.text import Text
+
     columns = min(2, len(panels))
     lines = math.ceil(len(panels) / columns)
     fig, axes = plt.subplots(
@@ -81,6 +83,9 @@ def _canvas(panels: Sequence[Panel]) -> Figure:
 
 def render(plot: Plot) -> dict[str, bytes]:
     """{file name: content}: the whole figure as PNG and PDF, each panel as SVG (`fig1_1.svg`)."""
+    import matplotlib.pyplot as plt
+    import seaborn as sns
+
     files: dict[str, bytes] = {}
     with sns.axes_style("whitegrid", rc=RC), plt.rc_context(RC):
         whole = _canvas(plot.panels)

@@ -10,6 +10,7 @@ from __future__ import annotations
 import re
 import shlex
 from collections import Counter
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -29,7 +30,7 @@ from grpo_sweeps.tracking.findings import examine
 from grpo_sweeps.tracking.glance import Finding, in_words
 from grpo_sweeps.tracking.made_by import MadeBy, mixed
 from grpo_sweeps.tracking.status import RecordError, another, read_status
-from grpo_sweeps.tracking.symptoms import known, symptoms
+from grpo_sweeps.tracking.symptoms import symptoms
 
 GOING_ON = ("running", "queued")
 LONGEST = 300  # characters of a failed run's reason
@@ -37,6 +38,9 @@ EXAMINED = "whole.parquet"
 EXAMINED_BY = (findings, holdings, expected, glance, seal, journal, lines, local)
 CHECKED_METRICS = ("loss", "grad_norm", "reward", "entropy")
 ALLOW = "allow"
+# What is so of the place that a run was made in, and says nothing about its code.
+NO_COMMIT = "No run says which commit made it."
+UNCOMMITTED = "Some runs were made from a working tree with uncommitted changes."
 
 
 def wrong(sweep: Sweep) -> list[str]:
@@ -49,15 +53,23 @@ def wrong(sweep: Sweep) -> list[str]:
         reason = " ".join(str(run.error or "no reason is recorded").split())[:LONGEST]
         sentence = f"failed at step {run.step} of {run.total}: {reason}"
         found.setdefault((str(run.arm), f"failed: {reason}"), []).append((_name(sweep, run), sentence))
-    rows = {str(run): part for run, part in sweep.metrics.groupby("run", sort=False)} if len(sweep.metrics) else {}
+    numbers = sweep.metrics.select_dtypes("number")
+    names, values = [str(name) for name in numbers], numbers.to_numpy(float, na_value=np.nan)
+    places = sweep.metrics.groupby("run", sort=False).indices if len(sweep.metrics) else {}
     for run in sweep.runs.itertuples():
-        if run.run in rows:
-            course = [known(row) for row in rows[str(run.run)].select_dtypes("number").to_dict("records")]
+        if run.run in places:
+            course = _course(names, values[places[str(run.run)]])
             for symptom in symptoms(sweep.configs[str(run.run)], course, ended=run.state not in GOING_ON):
                 found.setdefault((str(run.arm), symptom.kind), []).append((_name(sweep, run), symptom.sentence))
     several = sweep.runs["arm"].nunique() > 1
     totals = sweep.runs["arm"].value_counts()
     return [_line(arm if several else "", runs, int(totals[arm])) for (arm, _), runs in found.items()]
+
+
+def _course(names: list[str], values_TM: np.ndarray) -> Iterator[dict[str, float]]:
+    """`symptoms.known` of each of T steps, given M metrics as one array: a row of pandas costs many times as much."""
+    for row in values_TM.tolist():
+        yield {name: value for name, value in zip(names, row, strict=True) if value == value}
 
 
 def _name(sweep: Sweep, run: Any) -> str:
@@ -230,9 +242,9 @@ def _commits(sweep: Sweep) -> list[str]:
     found += [f"{sentence}." for sentence in _mixed(sweep)]
     found += _since(sweep)
     if not sweep.runs["commit"].notna().any():
-        found.append("No run says which commit made it.")
+        found.append(NO_COMMIT)
     if sweep.runs["dirty"].eq(True).any():
-        found.append("Some runs were made from a working tree with uncommitted changes.")
+        found.append(UNCOMMITTED)
     return found
 
 

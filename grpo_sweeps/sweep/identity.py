@@ -11,19 +11,10 @@ import json
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
-from grpo_sweeps.config import ObjectiveConfig, RunConfig, flatten, to_mapping
+from grpo_sweeps.config import ObjectiveConfig, RunConfig, changes_no_result, flatten, to_mapping
 
 LENGTH = 12  # hexadecimal digits: 48 bits, so two of a million runs in one sweep collide with probability 0.002
 
-# What cannot change a result: names and places, tracking, device, how rows are cut into batches, how often things are
-# kept, which numbers are logged beside the records that they follow from.
-IRRELEVANT = (
-    "sweep", "runs_dir", "tracking", "model.name", "task.name", "trainer.device", "trainer.micro_batch",
-    "rollout.batch", "rollout.engine", "reward_timeout",
-    "trainer.checkpoint_every", "trainer.checkpoint_minutes", "trainer.keep_checkpoints",
-    "analysis.keep_completions_every", "analysis.check_every", "analysis.scores", "analysis.update_every",
-    "analysis.compare_float32", "analysis.stacked_every",
-)  # fmt: skip
 # Later keys, at the value that means the same as their absence: older runs keep their identity.
 ADDED = {"budget": "prompts", "objective.continuations": 0, "task.chat_prompt": None}
 
@@ -67,7 +58,7 @@ def is_irrelevant(key: str, config: RunConfig) -> bool:
         return config.budget != "rollouts"
     if key in ("task.prompt", "task.chat_prompt"):  # the one that the model does not see
         return key != f"task.{config.prompt_key}"
-    return any(key == name or key.startswith(name + ".") for name in IRRELEVANT)
+    return changes_no_result(key)
 
 
 def _is_off(key: str, config: RunConfig) -> bool:

@@ -1,4 +1,7 @@
-"""`python -m grpo_sweeps.sync` ends with MLflow equal to the records, whatever happened to either (SQLite)."""
+"""`python -m grpo_sweeps.sync` ends with MLflow equal to the records, whatever happened to either.
+
+In an SQLite file, and once through a real server.
+"""
 
 from __future__ import annotations
 
@@ -20,6 +23,7 @@ from grpo_sweeps.tracking.mlflow_copy import flatten
 from grpo_sweeps.tracking.mlflow_store import LARGEST, Store, StoreError
 from grpo_sweeps.tracking.status import read_status
 from tests.integration.test_mlflow_copy import contents, make_run, uri
+from tests.integration.test_mlflow_follower import free_port, server
 
 pytestmark = pytest.mark.integration
 
@@ -28,11 +32,41 @@ WORDS = {"finished": "FINISHED", "failed": "FAILED", "interrupted": "KILLED"}
 
 @dataclass
 class Place:
-    """A working directory with a sweep of two runs whose copy is complete. run_id: of run 0 in MLflow."""
+    """A working directory with a sweep of two runs whose copy is complete. run_id: of run 0 in MLflow.
+
+    address: of a server that keeps database and artifacts in the same directory; "" where the store is a file."""
 
     path: Path
+    address: str = ""
     run_id: str = ""
     parent_id: str = ""
+
+    def made(self) -> Place:
+        """The same, with the runs written and copied."""
+        make_run(self.path / "runs" / "study", "0", error=None)
+        make_run(self.path / "runs" / "study", "1", "failed", error="ValueError: boom")
+        assert self.sync() == 0
+        return self.looked_up()
+
+    def looked_up(self) -> Place:
+        """The same, with the runs that MLflow has now."""
+        for run_id, run in self.contents().items():
+            if run["tags"].get("identity") == "0":
+                self.run_id = run_id
+            elif run["tags"]["grpo_sweeps.kind"] == "sweep":
+                self.parent_id = run_id
+        return self
+
+    @property
+    def uri(self) -> str:
+        return self.address or uri(self.path)
+
+    @property
+    def artifacts(self) -> Path:
+        return self.path / ("served" if self.address else "mlartifacts")
+
+    def contents(self, **choice: Any) -> dict[str, Any]:
+        return contents(self.uri, served=self.artifacts if self.address else None, **choice)
 
     @property
     def sweep_dir(self) -> Path:
@@ -40,33 +74,24 @@ class Place:
         return found
 
     def store(self) -> Store:
-        return Store(uri(self.path), "grpo_sweeps")
+        return Store(self.uri, "grpo_sweeps")
 
     def sql(self, *statements: str) -> None:
         """Change the store behind MLflow's back; {run} stands for run 0's id."""
-        with sqlite3.connect(self.path / "mlflow.db") as database:
+        with sqlite3.connect(self.path / ("server.db" if self.address else "mlflow.db")) as database:
             for statement in statements:
                 assert database.execute(statement.format(run=self.run_id, parent=self.parent_id)).rowcount, statement
         database.close()
 
     def sync(self, *words: str) -> int:
-        return sync.main([f"uri={uri(self.path)}", "experiment=grpo_sweeps", *words])
+        return sync.main([f"uri={self.uri}", "experiment=grpo_sweeps", *words])
 
 
 @pytest.fixture
 def place(tmp_path: Path, template: Path, monkeypatch: pytest.MonkeyPatch) -> Place:
     shutil.copy(template, tmp_path / "mlflow.db")
     monkeypatch.chdir(tmp_path)
-    make_run(tmp_path / "runs" / "study", "0", error=None)
-    make_run(tmp_path / "runs" / "study", "1", "failed", error="ValueError: boom")
-    here = Place(tmp_path)
-    assert here.sync() == 0
-    for run_id, run in contents(uri(tmp_path)).items():
-        if run["tags"].get("identity") == "0":
-            here.run_id = run_id
-        elif run["tags"]["grpo_sweeps.kind"] == "sweep":
-            here.parent_id = run_id
-    return here
+    return Place(tmp_path).made()
 
 
 def recorded(run_dir: Path) -> dict[tuple[str, int], float]:
@@ -84,7 +109,7 @@ def recorded(run_dir: Path) -> dict[tuple[str, int], float]:
 
 def assert_as_recorded(place: Place) -> None:
     """Every field of every run, and no other run."""
-    found = contents(uri(place.path))
+    found = place.contents()
     folders = sorted(path.parent for path in place.sweep_dir.glob("[!.]*/status.json"))
     children = {run["tags"]["identity"]: run for run in found.values() if run["tags"]["grpo_sweeps.kind"] == "run"}
     ((parent_id, parent),) = [(i, run) for i, run in found.items() if run["tags"]["grpo_sweeps.kind"] == "sweep"]
@@ -122,7 +147,7 @@ def assert_as_recorded(place: Place) -> None:
 
 
 def artifact(place: Place, name: str) -> Path:
-    (found,) = (place.path / "mlartifacts").rglob(f"{place.run_id}/artifacts/{name}")
+    (found,) = place.artifacts.rglob(f"{place.run_id}/artifacts/{name}")
     return found
 
 
@@ -159,6 +184,7 @@ FAULTS: dict[str, Callable[[Place], object]] = {
     "the parent's status": lambda p: p.store().set_status(p.parent_id, "RUNNING", None),
     "a file deleted": lambda p: artifact(p, "config.yaml").unlink(),
     "a file changed": lambda p: artifact(p, "log.txt").write_bytes(artifact(p, "log.txt").read_bytes()[::-1]),
+    "a file cut": lambda p: artifact(p, "log.txt").write_bytes(artifact(p, "log.txt").read_bytes()[:-1]),
     "a run deleted in MLflow": lambda p: p.store().delete(p.run_id),
     "the parent deleted in MLflow": lambda p: p.store().delete(p.parent_id),
     "the experiment deleted in MLflow": experiment_deleted,
@@ -178,6 +204,11 @@ BESIDE = ("the sweep renamed and its notes lost", "a run's folder deleted", "a r
 def test_after_any_fault_the_store_is_as_the_records_are(
     place: Place, fault: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
+    assert_made_whole(place, fault, capsys)
+
+
+def assert_made_whole(place: Place, fault: str, capsys: pytest.CaptureFixture[str]) -> None:
+    """The fault shows, one `sync` mends it (with prune=true where there is something beside), a second does nothing."""
     assert_as_recorded(place)
     FAULTS[fault](place)
     if fault != "the notes lost":
@@ -191,10 +222,30 @@ def test_after_any_fault_the_store_is_as_the_records_are(
         assert place.sync("prune=true") == 0
         assert "deleted in MLflow (mlflow runs restore brings a run back)" in capsys.readouterr().out
     assert_as_recorded(place)
-    before = contents(uri(place.path))
+    before = place.contents()
     assert place.sync("prune=true") == 0
-    assert repr(contents(uri(place.path))) == repr(before)
+    assert repr(place.contents()) == repr(before)
     assert "0 points and 0 files new" in capsys.readouterr().out.splitlines()[-1]
+
+
+OVER_HTTP = (  # of a file behind a server the size is known: what changes without changing it is not seen
+    "points lost", "a wrong value", "a tag deleted", "another status", "a file deleted", "a file cut",
+    "a run deleted in MLflow", "the notes lost", "the sweep renamed", "a run's folder deleted",
+)  # fmt: skip
+
+
+def test_through_a_server_it_is_the_same(
+    tmp_path: Path, template: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Fault after fault of the same sweep, from its first copy on."""
+    monkeypatch.chdir(tmp_path)
+    shutil.copy(template, tmp_path / "server.db")
+    port = free_port()
+    with server(tmp_path, port):
+        place = Place(tmp_path, f"http://127.0.0.1:{port}").made()
+        for fault in OVER_HTTP:
+            assert_made_whole(place.looked_up(), fault, capsys)
+    assert not (tmp_path / "mlflow.db").exists() and not (tmp_path / "mlartifacts").exists()
 
 
 def test_prune_removes_what_was_copied_from_here_and_nothing_else(

@@ -111,11 +111,11 @@ def test_a_bad_word_is_one_sentence_and_exit_code_2(tmp_path: Path, name: str) -
 
 
 def test_what_changes_quietly_is_noticed_and_costs_nothing(tmp_path: Path) -> None:
-    words = ("faults=reward,copied run,forked helper,reward hangs", "times=1", "json=found.json")
+    words = ("faults=reward,copied run,forked helper,reward hangs,harmless", "times=1", "json=found.json")
     done = tool("quiet_faults.py", *words, f"where={tmp_path / 'trials'}", cwd=tmp_path)
     assert done.returncode == 0, done.stdout + done.stderr
     found = json.loads((tmp_path / "found.json").read_text())
-    assert [seen["noticed"] for (seen,) in found.values()] == [True, True, None, True]
+    assert [seen["noticed"] for (seen,) in found.values()] == [True, True, None, True, None]
     assert all(seen[kind] == 0 for (seen,) in found.values() for kind in ("lost", "doubled", "false"))
     assert "| reward | 1 | 1 of 1 | 0 | 0 | 0 |" in done.stdout
 

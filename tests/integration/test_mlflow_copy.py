@@ -81,8 +81,13 @@ def copy(place: Path, sweep: str = "study", **keys: Any) -> Mirror:
     return mirror
 
 
-def contents(where: str, experiment: str = "grpo_sweeps", deleted: bool = False) -> dict[str, Any]:
-    """Everything an MLflow store has of the experiment, keyed by run id, to be compared as a whole."""
+def contents(
+    where: str, experiment: str = "grpo_sweeps", deleted: bool = False, served: Path | None = None
+) -> dict[str, Any]:
+    """Everything an MLflow store has of the experiment, keyed by run id, to be compared as a whole.
+
+    served: where a server of this machine keeps the artifacts.
+    """
     client = Store(where, experiment).client
     view = ViewType.ALL if deleted else ViewType.ACTIVE_ONLY
     out = {}
@@ -91,7 +96,11 @@ def contents(where: str, experiment: str = "grpo_sweeps", deleted: bool = False)
             key: [(m.step, m.timestamp, repr(m.value)) for m in client.get_metric_history(run.info.run_id, key)]
             for key in run.data.metrics
         }
-        root = Path(run.info.artifact_uri.removeprefix("file://"))
+        address = run.info.artifact_uri
+        root = Path(address.removeprefix("file://"))
+        if served is not None:
+            assert address.startswith("mlflow-artifacts:/"), address
+            root = served / address.removeprefix("mlflow-artifacts:/")
         files = {
             str(p.relative_to(root)): (p.stat().st_mtime_ns, p.read_bytes()) for p in root.rglob("*") if p.is_file()
         }

@@ -25,7 +25,7 @@ from grpo_sweeps.report.claims import rules
 from grpo_sweeps.report.claims.finding import ESTIMATORS, UNKNOWN, Claim, Finding, nothing
 from grpo_sweeps.report.claims.rules import CONTRADICTED, HOLDS, UNDECIDED, all_of
 from grpo_sweeps.report.measure.spectral import range_of_difference
-from grpo_sweeps.report.read.arms import IGNORED, IGNORED_GROUPS, flatten, objective_of
+from grpo_sweeps.report.read.arms import flatten, makes_no_arm, objective_of
 from grpo_sweeps.report.read.query import Sweep
 
 KEYS = ["seed", "step", "group", "prompt_id"]  # of a group within the runs of one R that are compared
@@ -131,8 +131,7 @@ def _pairs(sweep: Sweep, is_other: Kind, is_reference: Kind, free: tuple[str, ..
 
 def _settings(config: Mapping[str, Any], free: tuple[str, ...]) -> dict[str, str]:
     flat = {"budget": "prompts", **flatten(config)}
-    left_out = (*IGNORED_GROUPS, *free)
-    return {k: v for k, v in flat.items() if k not in IGNORED and not k.startswith(left_out) and k != "budget_R"}
+    return {k: v for k, v in flat.items() if not makes_no_arm(k) and not k.startswith(free) and k != "budget_R"}
 
 
 def same_groups(sweep: Sweep, runs: list[tuple[str, str]]) -> pd.DataFrame:

@@ -104,9 +104,12 @@ def steps_in_words(measured: pd.DataFrame, whole: pd.DataFrame | None = None) ->
     return f"{first} and {last} measured steps in the first and the last third{few}"
 
 
-def fall_of(records: pd.DataFrame, eps: float, alpha: float) -> tuple[float, float, Interval]:
-    """rho_eps in the first and in the last third, and the change, its interval by the moves of the two means."""
-    share, third = records[f"advantage_above_{eps}"].astype(float), third_of_run(records)
+def fall_of(records: pd.DataFrame, third: pd.Series, eps: float, alpha: float) -> tuple[float, float, Interval]:
+    """rho_eps in the first and in the last third, and the change, its interval by the moves of the two means.
+
+    third: `third_of_run` of the records.
+    """
+    share = records[f"advantage_above_{eps}"].astype(float)
     first, last = share[third == -1], share[third == 1]
     if not len(first) or not len(last):
         return float("nan"), float("nan"), UNKNOWN
@@ -136,7 +139,8 @@ def _c6_at(R: int, records: pd.DataFrame, metrics: pd.DataFrame, alpha: float, j
     counted = steps_in_words(records)
     if not len(shares):
         return Finding(R, len(records), counted, "no change 0", UNDECIDED, UNKNOWN, "rho falls")
-    falls = {eps: fall_of(records, eps, alpha / len(SPARSE)) for eps in SPARSE}
+    third = third_of_run(records)
+    falls = {eps: fall_of(records, third, eps, alpha / len(SPARSE)) for eps in SPARSE}
     said = [
         f"|A| > {eps:g}: {first:.3f} in the first third, {last:.3f} in the last, change {with_interval_of(change, 3)}"
         for eps, (first, last, change) in falls.items()

@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pandas as pd
-from matplotlib.axes import Axes
 
 from grpo_sweeps.publish.drawing import DOTTED, Panel, Plot
 from grpo_sweeps.report.figures.look import Style, arm_cells, curves_in_words, finish, panel_title, styles, whose
 from grpo_sweeps.report.measure.spectral import BELOW, QUANTITIES
 from grpo_sweeps.report.read.query import Sweep
 from grpo_sweeps.spectra import null_effective_rank
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
 
 NAME = "ranks_by_k"
 MOST_ARMS = 3  # that are drawn: six panels each, half a second per panel

@@ -8,11 +8,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pandas as pd
-from matplotlib.axes import Axes
 from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
 
 from grpo_sweeps.maths.intervals import POSITIVE, SHARE
@@ -30,6 +29,9 @@ from grpo_sweeps.report.figures.look import (
 )
 from grpo_sweeps.report.read.query import Sweep
 from grpo_sweeps.report.tables.pooled import accuracy_by_step, by_step
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
 
 NAME, NOISE = "curves", "noise"
 MOST_ARMS = 3  # that are drawn: six panels each, half a second per panel

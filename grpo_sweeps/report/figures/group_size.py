@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from typing import TYPE_CHECKING
 
 import numpy as np
 import pandas as pd
-from matplotlib.axes import Axes
 
 from grpo_sweeps.maths.ustatistics import error_by_rollouts
 from grpo_sweeps.publish.drawing import LINES, MARKERS, Panel, Plot
@@ -16,6 +16,9 @@ from grpo_sweeps.report.design.pool import PoolStudy, found_words
 from grpo_sweeps.report.figures.look import Style, finish, panel_title, styles
 from grpo_sweeps.report.measure.pool import ESTIMATORS
 from grpo_sweeps.report.read.query import Sweep
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
 
 
 def best_size_figure(sweep: Sweep, sizes: list[BestSize]) -> list[Plot]:

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Sequence
+from importlib.metadata import version
 
 import matplotlib
 import pyarrow as pa
-import seaborn as sns
 
 from grpo_sweeps.publish.drawing import Plot, rendered
 from grpo_sweeps.report.read.kept import Kept, files_below, signature
@@ -22,7 +22,7 @@ def drawn(sweep: Sweep, plots: Sequence[Plot]) -> dict[str, bytes]:
     kept, look = Kept(sweep.path), repr(sorted(matplotlib.rcParams.items(), key=str))
     key = {
         "files": signature(files_below(sweep.path)), "code": raw_of_package(), "plots": [plot.name for plot in plots],
-        "matplotlib": matplotlib.__version__, "seaborn": sns.__version__,
+        "matplotlib": matplotlib.__version__, "seaborn": version("seaborn"),
         "look": hashlib.sha256(look.encode()).hexdigest(),
     }  # fmt: skip
     if found := kept.read(FILE, key):

@@ -7,17 +7,19 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pandas as pd
-from matplotlib.axes import Axes
 from matplotlib.ticker import FixedLocator, FuncFormatter, LogLocator, NullLocator
 
 from grpo_sweeps.publish.drawing import DOTTED, Panel, Plot
 from grpo_sweeps.report.figures.look import Style, arm_cells, finish, first_to_last, panel_title, styles, whose
 from grpo_sweeps.report.measure.parts import ALL, HEAD, NORM, OTHER, TIED, Part, depth_key, order
 from grpo_sweeps.report.read.query import Sweep
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
 
 DODGE = 0.3  # of the distance between two layers or kinds: the width over which the R stand side by side
 MANY = 12  # numbered layers, beyond which bars and full-sized markers would run into each other

@@ -3,32 +3,44 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pandas as pd
-import seaborn as sns
-from matplotlib.axes import Axes
 from matplotlib.ticker import MaxNLocator
 
 from grpo_sweeps.publish.drawing import LINES, MARKERS, legend_columns
 from grpo_sweeps.report.read.arms import ALL
 from grpo_sweeps.report.read.query import Sweep
 
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+
 
 @dataclass(frozen=True)
 class Style:
-    """How one R is drawn."""
+    """How one R is drawn: the styles of that number."""
 
-    color: tuple[float, float, float]
-    line: Any
-    marker: str
+    number: int
+
+    @property
+    def color(self) -> tuple[float, float, float]:
+        import seaborn as sns
+
+        found: tuple[float, float, float] = sns.color_palette("colorblind", self.number + 1)[self.number]
+        return found
+
+    @property
+    def line(self) -> Any:
+        return LINES[self.number % len(LINES)]
+
+    @property
+    def marker(self) -> str:
+        return MARKERS[self.number % len(MARKERS)]
 
 
 def styles(sweep: Sweep) -> dict[int, Style]:
     """The style of each R, the same in every figure."""
-    Rs = sorted({R for _, R in sweep.cells})
-    colours = sns.color_palette("colorblind", max(len(Rs), 1))
-    return {R: Style(colours[i], LINES[i % len(LINES)], MARKERS[i % len(MARKERS)]) for i, R in enumerate(Rs)}
+    return {R: Style(i) for i, R in enumerate(sorted({R for _, R in sweep.cells}))}
 
 
 def arm_cells(sweep: Sweep) -> dict[str, list[int]]:

@@ -3,11 +3,10 @@ fixed, and the two parts that its change over training is made of (`claims.train
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pandas as pd
-from matplotlib.axes import Axes
 from matplotlib.ticker import FixedLocator, NullLocator
 
 from grpo_sweeps.maths.intervals import Interval
@@ -16,6 +15,9 @@ from grpo_sweeps.report.claims.training import parts_of_change, third_of
 from grpo_sweeps.report.figures.look import Style, arm_cells, finish, first_to_last, panel_title, styles, whose
 from grpo_sweeps.report.read.query import Sweep
 from grpo_sweeps.report.tables.pooled import pooled, usable_groups
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
 
 NAME = "rank_change"
 WINDOWS = 9  # of the steps: three per third

@@ -14,19 +14,15 @@ from dataclasses import dataclass, fields
 from itertools import product
 from typing import Any
 
-from grpo_sweeps.config import ObjectiveConfig
+from grpo_sweeps.config import ObjectiveConfig, changes_no_result
 
 ALL = "all"
 """The arm's label in a sweep that varies R and seed alone."""
 
-IGNORED = {
-    "R", "seed", "sweep", "runs_dir", "rollout.batch", "trainer.steps", "trainer.device", "trainer.micro_batch",
-    "trainer.checkpoint_every", "trainer.keep_checkpoints", "trainer.eval_every", "trainer.eval_problems",
-    "trainer.checkpoint_minutes", "trainer.eval_samples", "analysis.by", "analysis.check_every",
-    "analysis.keep_completions_every", "analysis.scores", "analysis.update_every",
-    "analysis.compare_float32", "analysis.stacked_every", "reward_timeout",
+# Besides what changes no result: what every arm has several of, how long and how often, and how finely.
+WITHIN_AN_ARM = {
+    "R", "seed", "trainer.steps", "trainer.eval_every", "trainer.eval_problems", "trainer.eval_samples", "analysis.by",
 }  # fmt: skip
-IGNORED_GROUPS = ("tracking.",)
 MAY_FOLLOW_R = ("trainer.", "rollout.")
 REPRESENTATIVES = {
     "model": "model.name", "task": "task.name", "reward": "reward._target_", "estimator": "estimator._target_",
@@ -62,11 +58,16 @@ def flatten(config: Mapping[str, Any], prefix: str = "") -> dict[str, str]:
     return flat
 
 
+def makes_no_arm(key: str) -> bool:
+    """True for a (flattened) key that tells no arms apart. A name changes no result, and says which arm it is."""
+    return key in WITHIN_AN_ARM or (changes_no_result(key) and key not in REPRESENTATIVES.values())
+
+
 def find_arms(configs: Sequence[Mapping[str, Any]]) -> Arms:
     """Arms of runs given by their resolved configurations, in the same order."""
     flat = _with_budget([flatten(c) for c in configs])
     flat = [f | _objective(c) for f, c in zip(flat, configs, strict=True)]
-    keys = sorted({k for f in flat for k in f if k not in IGNORED and not k.startswith(IGNORED_GROUPS)})
+    keys = sorted({k for f in flat for k in f if not makes_no_arm(k)})
     columns = {key: [f.get(key, ABSENT) for f in flat] for key in keys}
     varying = [key for key in keys if len(set(columns[key])) > 1]
     Rs = [f.get("R", "") for f in flat]

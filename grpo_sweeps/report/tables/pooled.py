@@ -266,34 +266,41 @@ def accuracy_by_step(sweep: Sweep, arm: str, R: int) -> pd.DataFrame:
     evals = evals[(evals["arm"] == arm) & (evals["R"] == R)]
     value = "sampled" if evals["sampled"].notna().any() else "greedy"
     prompts = dict(zip(sweep.runs["run"], sweep.runs["prompts"], strict=True))
+    counts = [name for name in ("rollouts", *BESIDES) if name in sweep.metrics]
+    of_run = dict(iter(sweep.metrics[["run", "step", *counts]].groupby("run")))
+    none = sweep.metrics.iloc[:0]
     rows = []
     for step, part in evals.groupby("step"):
         interval = mean_interval(part[value], part["problem_id"], part["seed"]).within(SHARE)
-        used = [_rollouts(sweep, str(run), int(str(step)), R, prompts.get(run)) for run in part["run"].unique()]
+        runs = part["run"].unique()
+        used = [_rollouts(of_run.get(run, none), int(str(step)), R, prompts.get(run)) for run in runs]
         rows.append((step, float(np.mean(used)), interval.mean, interval.low, interval.high))
     return pd.DataFrame(rows, columns=["step", "rollouts", "mean", "low", "high"])
 
 
+BESIDES = ("resample/discarded_rollouts", "value/continuations")  # of metrics: rollouts that nothing is trained on
+
+
 def discarded(metrics: pd.DataFrame) -> float:
     """Rollouts that these steps drew and did not keep (objective.resample): no group's record has them."""
-    return _total(metrics, "resample/discarded_rollouts")
+    return _total(metrics, BESIDES[0])
 
 
 def drawn_besides(metrics: pd.DataFrame) -> float:
     """Rollouts that these steps drew and did not train on: discarded ones, and continuations of prefixes."""
-    return discarded(metrics) + _total(metrics, "value/continuations")
+    return sum(_total(metrics, column) for column in BESIDES)
 
 
 def _total(metrics: pd.DataFrame, column: str) -> float:
     return float(metrics[column].sum()) if column in metrics else 0.0
 
 
-def _rollouts(sweep: Sweep, run: str, step: int, R: int, prompts: object) -> float:
-    m = sweep.metrics
-    if "rollouts" in m:
-        value = m.loc[(m["run"] == run) & (m["step"] == step), "rollouts"].dropna()
+def _rollouts(metrics: pd.DataFrame, step: int, R: int, prompts: object) -> float:
+    """Rollouts of a run, given its metrics, before an evaluation at `step`."""
+    if "rollouts" in metrics:
+        value = metrics.loc[metrics["step"] == step, "rollouts"].dropna()
         if len(value):
             return float(value.iloc[-1])
     if prompts is None:
         return float("nan")
-    return step * R * float(str(prompts)) + drawn_besides(m[(m["run"] == run) & (m["step"] < step)])
+    return step * R * float(str(prompts)) + drawn_besides(metrics[metrics["step"] < step])

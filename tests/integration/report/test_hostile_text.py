@@ -6,14 +6,17 @@ One list of texts, in every place of a sweep that takes them, and what each form
 from __future__ import annotations
 
 import ast
+import contextlib
 import io
 import json
 import logging
 import re
 import socket
+import subprocess
 import sys
 import unicodedata
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from html.parser import HTMLParser
 from pathlib import Path
 
@@ -21,13 +24,19 @@ import pandas as pd
 import pytest
 import yaml
 
-from grpo_sweeps import status, sync, verify
+from grpo_sweeps import cancel, run, status, sync, theory, verify
 from grpo_sweeps.cli import say
+from grpo_sweeps.config import to_mapping
+from grpo_sweeps.control.__main__ import main as control
+from grpo_sweeps.credit import page as credit_page
+from grpo_sweeps.credit.__main__ import main as credit
 from grpo_sweeps.loop.progress import RunProgress
 from grpo_sweeps.publish import formats
 from grpo_sweeps.report.__main__ import main as report
-from grpo_sweeps.sweep.execute import _logged_to
+from grpo_sweeps.sweep.execute import _logged_to, execute
 from grpo_sweeps.tracking.mlflow_store import Store
+from grpo_sweeps.tracking.status import read_status, write_status
+from tests.composing import run_config
 
 pytestmark = pytest.mark.integration
 
@@ -43,7 +52,7 @@ SWEEP = HOSTILE.replace("/", "") + ".d"  # a folder's name: all but the slash
 TAGS = {
     "html", "head", "meta", "title", "style", "body", "main", "section", "article", "header", "nav", "h1", "h2", "h3",
     "h4", "p", "a", "ul", "ol", "li", "dl", "dt", "dd", "table", "caption", "thead", "tbody", "tr", "th", "td",
-    "figure", "figcaption", "img", "details", "summary", "code", "pre", "span", "strong", "em", "div", "small",
+    "figure", "figcaption", "img", "details", "summary", "code", "pre", "span", "strong", "em", "b", "div", "small",
     "footer", "br",
 }  # fmt: skip
 
@@ -77,6 +86,94 @@ def made(write, tmp_path_factory) -> Made:
     return Made(place / "runs", place / "out")
 
 
+# A task whose problems are hostile in all that may be any text, told apart by a number. An answer must be one.
+TASK = f"""
+from grpo_sweeps.types import Problem, TaskData
+
+def hostile() -> TaskData:
+    problems = [Problem(f"{{i}} {{TEXT}}", f"{{i}} {{TEXT}}", "3", solution=TEXT) for i in range(6)]
+    return TaskData(tuple(problems[:4]), tuple(problems[4:]))
+
+TEXT = {HOSTILE!r}
+"""
+
+
+@dataclass(frozen=True)
+class Written:
+    """What a command has written into a folder, and what it said to a pipe."""
+
+    folder: Path
+    said: str
+
+
+def written(command, words: Sequence[str], folder: Path) -> Written:
+    said = io.StringIO()
+    with contextlib.redirect_stdout(said), contextlib.redirect_stderr(said):
+        assert command([*words, f"out={folder}"]) == 0
+    return Written(folder, said.getvalue())
+
+
+@pytest.fixture(scope="module")
+def of_report(made: Made) -> Written:
+    return Written(made.out, "")
+
+
+@pytest.fixture(scope="module")
+def of_credit(tmp_path_factory) -> Written:
+    """The credit of a trained run whose problems, completions, names and command are hostile."""
+    place = tmp_path_factory.mktemp("credit")
+    (place / "hostile_task.py").write_text(TASK)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.syspath_prepend(str(place))
+        patch.setattr(credit_page, "pieces", lambda tokenizer, ids, edges: [HOSTILE] * (len(edges) - 1))
+        config = run_config(
+            "R=2", "sweep=one", f"runs_dir={place / 'runs'}", "tracking=local", "task=custom", "trainer.device=cpu",
+            "task._target_=hostile_task.hostile", "task.prompt='{question}'", "rollout.max_new_tokens=8",
+            "trainer.steps=1", "trainer.prompts=2", "trainer.eval_every=0",
+        )  # fmt: skip
+        run_dir = place / "runs" / SWEEP / ("0" * 12)
+        assert execute(to_mapping(config), run_dir, name="R=2 seed=0").ok
+        write_status(run_dir, replace(read_status(run_dir), name=HOSTILE, command=HOSTILE))
+        named = yaml.safe_load((run_dir / "config.yaml").read_text())
+        named["model"]["name"] = named["task"]["name"] = HOSTILE
+        (run_dir / "config.yaml").write_text(yaml.safe_dump(named))
+        few = ["prompts=2", "rollouts=1", "continuations=3", "every=4", "device=cpu"]
+        return written(credit, [f"sweep={SWEEP}", f"runs_dir={place / 'runs'}", *few], place / SWEEP)
+
+
+@pytest.fixture(scope="module")
+def of_theory(tmp_path_factory) -> Written:
+    few = ["policies=1", "prompts=2", "draws=1000", "steps=10"]
+    return written(theory.main, few, tmp_path_factory.mktemp("theory") / SWEEP / "api_key=s3cret")
+
+
+@pytest.fixture(scope="module")
+def of_control(tmp_path_factory) -> Written:
+    """The control of a task whose problems, solutions and name are hostile."""
+    place = tmp_path_factory.mktemp("control")
+    (place / "hostile_task_of_control.py").write_text(TASK)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.syspath_prepend(str(place))
+        words = [
+            "R=2", "groups=2", "tracking=local", "task=custom", "trainer.device=cpu", "trainer.eval_every=0",
+            "trainer.prompts=2", "task._target_=hostile_task_of_control.hostile", "task.prompt='{question}'",
+            f"task.name='{HOSTILE}'", "rollout.max_new_tokens=8",
+        ]  # fmt: skip
+        return written(control, words, place / SWEEP)
+
+
+SUFFIXES = {
+    "report": {".html", ".md", ".csv", ".tex", ".json"}, "credit": {".html", ".csv", ".json"},
+    "theory": {".html", ".md", ".csv"}, "control": {".html", ".md", ".csv", ".json"},
+}  # fmt: skip
+
+
+@pytest.fixture(params=SUFFIXES)
+def pages(request: pytest.FixtureRequest) -> tuple[str, Written]:
+    """Each command that writes a page, by name, and what it wrote."""
+    return request.param, request.getfixturevalue(f"of_{request.param}")
+
+
 def assert_no_control(text: str, where: object) -> None:
     """Nothing that a terminal obeys or that reorders what is seen."""
     found = {f"U+{ord(c):04X}" for c in text if unicodedata.category(c) in ("Cc", "Cf") and c not in "\n\t"}
@@ -99,21 +196,39 @@ class Parsed(HTMLParser):
         self.words.append(data)
 
 
-def test_no_file_of_a_report_holds_what_a_terminal_obeys(made: Made) -> None:
-    texts = [path for path in made.out.iterdir() if path.suffix not in (".png", ".pdf")]
-    assert {path.suffix for path in texts} == {".html", ".md", ".csv", ".tex", ".json"}
+def test_every_command_that_writes_a_page_is_among_these() -> None:
+    """By who calls the one function that writes such a folder."""
+    callers = set()
+    for path in (ROOT / "grpo_sweeps").rglob("*.py"):
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            if isinstance(node, ast.ImportFrom) and node.module == "grpo_sweeps.publish.page":
+                callers |= {path.parent.name} if "write" in [one.name for one in node.names] else set()
+    assert {"theory" if name == "science" else name for name in callers} == SUFFIXES.keys()
+
+
+def test_no_file_of_a_report_holds_what_a_terminal_obeys(pages: tuple[str, Written]) -> None:
+    name, made = pages
+    texts = [path for path in made.folder.iterdir() if path.suffix not in (".png", ".pdf")]
+    assert {path.suffix for path in texts} == SUFFIXES[name]
     for path in texts:
         assert_no_control(path.read_text(), path.name)
         assert "\nlines" not in path.read_text() or path.suffix == ".html", path.name
 
 
-def test_the_page_has_its_own_tags_and_attributes_alone(made: Made) -> None:
-    text = made.text("index.html")
+def test_the_page_has_its_own_tags_and_attributes_alone(pages: tuple[str, Written]) -> None:
+    text = (pages[1].folder / "index.html").read_text()
     page = Parsed(text)
     assert page.tags <= TAGS, page.tags - TAGS
     assert not {name for name in page.attributes if name.startswith("on")}
-    assert "<script>alert(1)</script>" in "".join(page.words)  # it is there to be read
+    assert "<script>alert(1)<" in "".join(page.words)  # it is there to be read
     assert "[U+202E]" in text and "[U+001B]" in text and "{{ 7*7 }}" in text
+    assert "s3cret" not in text
+
+
+def test_what_is_said_of_a_page_is_plain(of_credit: Written, of_theory: Written, of_control: Written) -> None:
+    for said in (of_credit.said, of_theory.said, of_control.said):
+        assert "[red]x[red]" in said and "index.html" in said
+        assert_no_control(said, "said")
 
 
 def test_markdown_begins_nothing(made: Made) -> None:
@@ -128,8 +243,8 @@ def test_markdown_begins_nothing(made: Made) -> None:
     assert "&lt;script" in seen
 
 
-def test_no_cell_of_a_table_is_a_formula(made: Made) -> None:
-    for path in made.out.glob("*.csv"):
+def test_no_cell_of_a_table_is_a_formula(pages: tuple[str, Written]) -> None:
+    for path in pages[1].folder.glob("*.csv"):
         frame = pd.read_csv(path, dtype=str, keep_default_na=False)
         cells = [*frame.columns, *(cell for name in frame for cell in frame[name])]
         for cell in cells:
@@ -167,9 +282,9 @@ def test_figures_draw_letters_and_not_formulas(made: Made) -> None:
 
 
 @pytest.mark.parametrize("terminal", [False, True], ids=["pipe", "terminal"])
-@pytest.mark.parametrize("command", ["status", "verify", "sync", "report"])
+@pytest.mark.parametrize("command", ["status", "verify", "sync", "report", "cancel", "run"])
 def test_a_terminal_obeys_no_name(
-    made: Made, command: str, terminal: bool, tmp_path: Path, template: Path, monkeypatch: pytest.MonkeyPatch
+    made: Made, command: str, terminal: bool, tmp_path: Path, template: Path, write, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     out, err = io.StringIO(), io.StringIO()
     out.isatty = lambda: terminal  # type: ignore[method-assign]
@@ -184,6 +299,16 @@ def test_a_terminal_obeys_no_name(
         verify.main([*words, "copies=false"])
     elif command == "report":
         report([*words, f"out={tmp_path / 'out'}"])
+    elif command == "cancel":
+        with subprocess.Popen(["sleep", "60"]) as stranger:  # is left alone, and named with its run
+            running = {"state": "running", "name": HOSTILE, "host": socket.gethostname(), "pid": stranger.pid}
+            write(tmp_path / "runs", SWEEP, 2, 0, steps=1, status=running)
+            assert cancel.main([f"sweep={SWEEP}", f"runs_dir={tmp_path / 'runs'}"]) == 1
+            stranger.kill()
+    elif command == "run":
+        monkeypatch.chdir(tmp_path)
+        prompt = f"task.prompt='{HOSTILE} {{question}}'"
+        assert run.main(["R=2", "sweep=s", "dry_run=true", "tracking=local", "trainer.device=cpu", prompt]) == 0
     else:
         (tmp_path / "mlflow.db").write_bytes(template.read_bytes())
         sync.main([*words, f"uri=sqlite:///{tmp_path}/mlflow.db", f"experiment={'e' * 8}"])
@@ -191,7 +316,7 @@ def test_a_terminal_obeys_no_name(
     assert said
     own = re.sub(r"\x1b\[[0-9;]*m", "", out.getvalue()) + err.getvalue() if terminal else said  # rich's own colours
     assert_no_control(own, command)
-    if command == "status":
+    if command in ("status", "cancel", "run"):
         assert "[red]x[/red]" in own
 
 
@@ -202,9 +327,9 @@ def test_the_copy_in_mlflow_has_plain_names_and_tags(made: Made, tmp_path: Path,
     store = Store(uri, "hostile")
     runs = store.client.search_runs([store.experiment_id])
     assert len(runs) == 5
-    for run in runs:
-        assert_no_control(run.info.run_name, "name")
-        for key, value in run.data.tags.items():
+    for one in runs:
+        assert_no_control(one.info.run_name, "name")
+        for key, value in one.data.tags.items():
             assert key.startswith("grpo_sweeps.") or not re.search("[\x00-\x1f\u202e]", value), key
 
 

@@ -99,6 +99,18 @@ def test_every_file_is_there_and_listed(hostile):
     assert "secret" not in (hostile.out / "manifest.json").read_text() + (hostile.out / "index.html").read_text()
 
 
+def test_a_report_whose_figures_are_kept_is_the_same_and_loads_nothing_that_draws(hostile, tmp_path):
+    program = (
+        "import sys\nfrom grpo_sweeps.report.__main__ import main\n"
+        f"code = main(['sweep=two', 'runs_dir={hostile.runs}', 'out={tmp_path}'])\n"
+        "print(code, [name for name in ('seaborn', 'matplotlib.pyplot', 'scipy.stats') if name in sys.modules])"
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=120)
+    assert done.stdout.splitlines()[-1:] == ["0 []"], done.stdout + done.stderr
+    for path in hostile.out.iterdir():
+        assert path.name == "manifest.json" or (tmp_path / path.name).read_bytes() == path.read_bytes(), path.name
+
+
 def test_the_page_needs_no_network_runs_no_script_and_is_accessible(hostile):
     text = (hostile.out / "index.html").read_text()
     parsed = Page(text)

@@ -14,7 +14,7 @@ from grpo_sweeps.report.claims import rules
 from grpo_sweeps.report.claims.finding import UNKNOWN
 from grpo_sweeps.report.claims.gradient import slope, slope_within, verdict_of_slopes
 from grpo_sweeps.report.claims.rules import CONTRADICTED, HOLDS, UNDECIDED, UNDEFINED
-from grpo_sweeps.report.claims.sparsity import fall_of
+from grpo_sweeps.report.claims.sparsity import fall_of, third_of_run
 from grpo_sweeps.report.claims.verdicts import error_lines, judge_claims
 from grpo_sweeps.report.read.query import load_sweep
 from grpo_sweeps.report.tables.pooled import usable_groups
@@ -324,7 +324,8 @@ def test_the_interval_of_the_fall_of_rho_covers(write, tmp_path):
     for _ in range(draws):
         prompts = rng.integers(40, size=len(records))
         share = (rng.random(40) < 0.5)[prompts] * 0.5 + 0.5 * (rng.random(len(records)) < 0.4 - 0.01 * records["step"])
-        found = fall_of(records.assign(**{"prompt_id": prompts, "advantage_above_0.05": share}), 0.05, 0.05)[2]
+        drawn = records.assign(**{"prompt_id": prompts, "advantage_above_0.05": share})
+        found = fall_of(drawn, third_of_run(drawn), 0.05, 0.05)[2]
         inside += found.low <= -0.1 <= found.high  # the last third begins 20 steps after the first
     assert 0.90 <= inside / draws <= 0.985
 

@@ -9,10 +9,10 @@ import numpy as np
 import pytest
 from omegaconf import OmegaConf
 
+from grpo_sweeps.config import IRRELEVANT
 from grpo_sweeps.report.read.arms import find_arms
 from grpo_sweeps.report.read.query import ReportError, find_sweep, load_sweep
 from grpo_sweeps.spectra import summary
-from grpo_sweeps.sweep.identity import IRRELEVANT
 from grpo_sweeps.tracking.local import read_groups
 from hydra_plugins.grpo_launcher.registration import composed
 
@@ -127,11 +127,12 @@ def test_R_seed_and_what_cannot_change_a_result_make_no_arms():
 def test_what_a_runs_identity_leaves_out_makes_no_arms():
     names = {"model.name", "task.name"}  # these name what makes an arm
     for key in sorted({*IRRELEVANT, "tracking.uri"} - {*names, "tracking"}):
-        configs = [base(2, 0), base(4, 0)]
-        group, _, name = key.partition(".")
-        for config, value in zip(configs, ("a", "b"), strict=True):
-            config[group] = {**config.get(group, {}), name: value} if name else value
-        assert find_arms(configs).labels == ("all",) * 2, key
+        for configs in ([base(2, 0), base(4, 0)], [base(2, 0), base(2, 1)]):  # what follows R makes no arm anyway
+            group, _, name = key.partition(".")
+            for config, value in zip(configs, ("a", "b"), strict=True):
+                config[group] = {**config.get(group, {}), name: value} if name else value
+            found = find_arms(configs)
+            assert found.labels == ("all",) * 2 and not found.tied_to_R, key
     two = [{**base(R, seed), "analysis": {"update_every": every}} for R, seed, every in ((2, 0, 0), (2, 1, 10))]
     assert find_arms(two).labels == ("all",) * 2
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import matplotlib.pyplot as plt
 import numpy as np
 import pytest
 
@@ -112,7 +113,7 @@ def test_three_panels_leave_the_fourth_place_empty():
     panel = Panel("title", "alt", lambda ax: ax.plot([0, 1], [0, 1]))
     figure = drawing._canvas([panel] * 3)
     assert [ax.get_visible() for ax in figure.axes] == [True] * 3 + [False]
-    drawing.plt.close(figure)
+    plt.close(figure)
 
 
 def test_windows_of_steps_cover_every_group(full_sweep):

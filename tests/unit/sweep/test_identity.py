@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from grpo_sweeps.config import RunConfig, flatten, to_mapping
-from grpo_sweeps.sweep.identity import IRRELEVANT, display_names, identity, is_irrelevant
+from grpo_sweeps.config import IRRELEVANT, RunConfig, flatten, to_mapping
+from grpo_sweeps.sweep.identity import display_names, identity, is_irrelevant
 
 MAPPING: dict[str, Any] = {
     "R": 4, "seed": 0, "sweep": "adhoc", "aggregation": "sum", "runs_dir": "runs",
