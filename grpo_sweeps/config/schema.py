@@ -64,6 +64,7 @@ class TaskConfig:
     """A task function and how its problems become prompts: `{question}` is replaced in the text.
 
     chat_prompt: the text of the user's turn where `model.chat_template` is true; None = `prompt`.
+    verdict: the kind of what is right, see `rewards/verdicts.py`.
     """
 
     name: str
@@ -71,6 +72,12 @@ class TaskConfig:
     prompt: str
     stop: tuple[str, ...] = ()
     chat_prompt: str | None = None
+    verdict: str = "numbers"  # numbers | exact | choice | math | none
+
+    @property
+    def judged(self) -> bool:
+        """Is there a right answer to each problem?"""
+        return self.verdict != "none"
 
 
 @dataclass(frozen=True)
@@ -137,6 +144,8 @@ class RolloutConfig:
     max_new_tokens: int = 128
     batch: int = 256  # rows sampled at once
     engine: str = "auto"  # auto | eager | the dotted path of a class (see engine/samplers)
+    cut: str = "keep"  # keep | mask: rollouts that reached max_new_tokens have no weight in the loss
+    cut_penalty: float = 0.0  # taken off the reward of such a rollout
 
 
 @dataclass(frozen=True)
@@ -152,6 +161,7 @@ class AnalysisConfig:
     update_every: int = 10  # steps between measurements of what an update does to the weights; 0 = off
     stacked_every: int = 0  # steps between spectra of all groups of a step together; 0 = off
     compare_float32: int = 0  # groups of the first step whose spectra are also taken in float32; 0 = off
+    own_metrics: tuple[str, ...] = ()  # dotted paths of functions of a measured group, see loop/own_metrics
 
 
 @dataclass(frozen=True)
@@ -210,6 +220,8 @@ class RunConfig:
     budget: str = "prompts"  # prompts | rollouts: what a step has equally many of for every R, see `groups_a_step`
     budget_R: int = 4  # the R at which budget=rollouts has trainer.prompts groups per step
     reward_timeout: float | None = None  # seconds per call of the reward, in a process of its own; None: in the run's
+    reward_retries: int = 0  # calls again after one that failed
+    reward_on_failure: str = "stop"  # stop | zero: the run, or what the call would have given
 
     @property
     def prompt_key(self) -> str:
@@ -286,7 +298,7 @@ def groups_a_step(R: int, prompts: int, budget: str, budget_R: int) -> int:
 
 
 ADHOC = "adhoc"  # the sweep of runs that were given on the command line alone
-TASK_KEYS = ("name", "prompt", "stop", "chat_prompt")
+TASK_KEYS = ("name", "prompt", "stop", "chat_prompt", "verdict")
 
 
 _SHAPES = (
@@ -356,6 +368,7 @@ def _task(mapping: Mapping[str, Any], key: str) -> TaskConfig:
         prompt=mapping.get("prompt", "{question}"),
         stop=tuple(str(item) for item in stop),
         chat_prompt=mapping.get("chat_prompt"),
+        verdict=mapping.get("verdict", "numbers"),
     )
 
 

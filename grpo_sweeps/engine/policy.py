@@ -62,8 +62,12 @@ class Policy:
             raise ConfigError(f"the prompt {text!r} has no token for this tokenizer; a prompt needs at least one")
         return found
 
+    def messages(self, prompt: str) -> list[dict[str, str]]:
+        """What the chat template is given."""
+        return [{"role": "user", "content": prompt}]
+
     def _chat(self, prompt: str) -> str:
-        messages = [{"role": "user", "content": prompt}]
+        messages = self.messages(prompt)
         return str(self.tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True))
 
 

@@ -6,13 +6,14 @@ import os
 import random
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 import torch
 
 from grpo_sweeps.config import RunConfig
 from grpo_sweeps.config.checks import check_data
-from grpo_sweeps.config.functions import load_estimator, load_function
+from grpo_sweeps.config.functions import load_estimator, load_function, load_own_metrics
 from grpo_sweeps.engine import samplers
 from grpo_sweeps.engine.critic import Critic
 from grpo_sweeps.engine.gram import GradientGram
@@ -21,10 +22,11 @@ from grpo_sweeps.engine.optim import MasterAdamW
 from grpo_sweeps.engine.policy import Policy, Reference, load_policy, resolve_device
 from grpo_sweeps.engine.rollouts import row_seed
 from grpo_sweeps.engine.samplers import SamplerEngine
-from grpo_sweeps.loop.reward_process import RewardProcess
+from grpo_sweeps.loop.judging import Judge
+from grpo_sweeps.loop.rewarding import Rewarder
 from grpo_sweeps.maths.noise import NoiseWindow
 from grpo_sweeps.paths import working_directory_kept
-from grpo_sweeps.types import EstimatorFunction, Problem, RewardFunction, TaskData
+from grpo_sweeps.types import EstimatorFunction, Problem, TaskData
 
 VERIFIED_ROWS = 4  # of the block that is verified before the first step
 
@@ -79,7 +81,8 @@ class Setup:
     optimizer: MasterAdamW
     gram: GradientGram | None
     data: TaskData
-    reward: RewardFunction
+    reward: Rewarder
+    judge: Judge
     estimator: EstimatorFunction
     precision: Precision = field(default_factory=Precision)
     room: Room = field(default_factory=Room)
@@ -89,11 +92,12 @@ class Setup:
     say: Callable[[str], None] = _silent  # what the run is doing where that takes a while
     noise: NoiseWindow = field(default_factory=NoiseWindow)
     stack: Stack = field(default_factory=Stack)
+    own_metrics: tuple[tuple[str, Callable[..., Any]], ...] = ()  # by name, see loop/own_metrics
 
     def close(self) -> None:
         """End what runs in other processes for this run."""
-        if isinstance(self.reward, RewardProcess):
-            self.reward.close()
+        self.reward.close()
+        self.judge.close()
 
     def problems(self, step: int) -> list[Problem]:
         """The step's prompts: a walk through a fresh permutation of the training problems in each epoch.
@@ -112,6 +116,10 @@ class Setup:
         text: str = getattr(self.config.task, self.config.prompt_key)
         return text.replace("{question}", problem.question)
 
+    def asked(self, problem: Problem) -> str | list[dict[str, str]]:
+        """The prompt as TRL has it: the text, or the messages that the chat template is given."""
+        return self.policy.messages(self.prompt(problem)) if self.policy.chat_template else self.prompt(problem)
+
 
 def prepare(config: RunConfig, say: Callable[[str], None] = _silent) -> Setup:
     """Seed, load the data and the model, claim the parameters. `say` is told what takes a while.
@@ -120,9 +128,8 @@ def prepare(config: RunConfig, say: Callable[[str], None] = _silent) -> Setup:
         ConfigError: for data, a model or a function that cannot be used.
     """
     _seed_everything(config.seed)
-    reward: RewardFunction = load_function(config.reward, "reward", positional=3)
-    if config.reward_timeout is not None:
-        reward = RewardProcess(config.reward, config.reward_timeout)
+    judge = Judge(config.task.verdict)
+    reward = Rewarder(config, judge)
     estimator = load_estimator(config.estimator)
     with working_directory_kept():  # the model's path may be relative
         data = load_function(config.task.function, "task", positional=0)()
@@ -138,7 +145,9 @@ def prepare(config: RunConfig, say: Callable[[str], None] = _silent) -> Setup:
     optimizer = MasterAdamW(policy.model.parameters(), config.trainer)
     critic = _critic(config, policy) if config.objective.critic else None
     return Setup(
-        config, policy, sampler, optimizer, gram, data, reward, estimator, reference=reference, critic=critic, say=say
+        config, policy, sampler, optimizer, gram, data, reward, judge, estimator,
+        reference=reference, critic=critic, say=say,
+        own_metrics=load_own_metrics(config.analysis.own_metrics),
     )  # fmt: skip
 
 

@@ -19,13 +19,16 @@ LENGTH = 12  # hexadecimal digits: 48 bits, so two of a million runs in one swee
 # kept, which numbers are logged beside the records that they follow from.
 IRRELEVANT = (
     "sweep", "runs_dir", "tracking", "model.name", "task.name", "trainer.device", "trainer.micro_batch",
-    "rollout.batch", "rollout.engine", "reward_timeout",
+    "rollout.batch", "rollout.engine",
     "trainer.checkpoint_every", "trainer.checkpoint_minutes", "trainer.keep_checkpoints",
     "analysis.keep_completions_every", "analysis.check_every", "analysis.scores", "analysis.update_every",
-    "analysis.compare_float32", "analysis.stacked_every",
+    "analysis.compare_float32", "analysis.stacked_every", "analysis.own_metrics",
 )  # fmt: skip
 # Later keys, at the value that means the same as their absence: older runs keep their identity.
-ADDED = {"budget": "prompts", "objective.continuations": 0, "task.chat_prompt": None}
+ADDED = {
+    "budget": "prompts", "objective.continuations": 0, "task.chat_prompt": None, "task.verdict": "numbers",
+    "reward_on_failure": "stop", "rollout.cut": "keep", "rollout.cut_penalty": 0.0,
+}  # fmt: skip
 
 # Settings of what may be switched off: they count only while it is on.
 SETTINGS_OF: dict[str, Callable[[ObjectiveConfig], bool]] = {
@@ -63,6 +66,8 @@ def is_irrelevant(key: str, config: RunConfig) -> bool:
         return config.trainer.schedule == "constant"
     if key in SETTINGS_OF and not SETTINGS_OF[key](config.objective):
         return True
+    if key in ("reward_timeout", "reward_retries"):  # a failure that ends the run leaves no result to differ
+        return config.reward_on_failure == "stop"
     if key == "budget_R":
         return config.budget != "rollouts"
     if key in ("task.prompt", "task.chat_prompt"):  # the one that the model does not see

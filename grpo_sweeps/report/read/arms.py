@@ -24,7 +24,7 @@ IGNORED = {
     "trainer.checkpoint_every", "trainer.keep_checkpoints", "trainer.eval_every", "trainer.eval_problems",
     "trainer.checkpoint_minutes", "trainer.eval_samples", "analysis.by", "analysis.check_every",
     "analysis.keep_completions_every", "analysis.scores", "analysis.update_every",
-    "analysis.compare_float32", "analysis.stacked_every", "reward_timeout",
+    "analysis.compare_float32", "analysis.stacked_every", "analysis.own_metrics", "reward_timeout", "reward_retries",
 }  # fmt: skip
 IGNORED_GROUPS = ("tracking.",)
 MAY_FOLLOW_R = ("trainer.", "rollout.")

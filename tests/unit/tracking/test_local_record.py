@@ -143,13 +143,15 @@ def test_frames_hold_what_the_records_hold(tmp_path: Path) -> None:
     with LocalRecord(tmp_path) as record:
         record.log_groups(groups)
         record.log_completions([completion(0, i, text=f"=cmd|'\n\x00{i} é") for i in range(2)])
-        record.log_evals([EvalRecord(0, "q1", 4, 2, 3, True, False)])
+        record.log_evals([EvalRecord(0, "q1", 4, 2, 3, True, False, 0.5, 1.0)])
     frame = groups_frame(tmp_path)
     assert frame["gram"][0].tobytes() == groups[0].gram.tobytes() and frame["gram"][1] is None  # type: ignore[union-attr]
     assert frame["rewards"][2] == groups[2].rewards and list(frame["R"]) == [2, 2, 2]
     assert list(completions_frame(tmp_path)["text"]) == [c.text for c in read_completions(tmp_path)]
     assert read_completions(tmp_path)[1].text == "=cmd|'\n\x001 é"
-    assert read_evals(tmp_path) == [EvalRecord(0, "q1", 4, 2, 3, True, False)] and evals_frame(tmp_path).shape == (1, 7)
+    assert read_evals(tmp_path) == [EvalRecord(0, "q1", 4, 2, 3, True, False, 0.5, 1.0)] and evals_frame(
+        tmp_path
+    ).shape == (1, 9)
 
 
 def test_the_same_prompt_twice_in_a_step_stays_two_groups(tmp_path: Path) -> None:
