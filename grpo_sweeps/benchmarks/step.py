@@ -167,7 +167,7 @@ def _trainer(options: StepOptions, setup: Setup, size: int, device: torch.device
 
     problems = {setup.prompt(p): p for p in setup.data.train}
     chat = setup.policy.chat_template
-    prompts = [[{"role": "user", "content": text}] if chat else text for text in problems]
+    prompts = [setup.policy.messages(text) if chat else text for text in problems]
 
     def reward(prompts: Sequence[Any], completions: Sequence[Any], **_: Any) -> list[float]:
         texts = [one[0]["content"] if chat else one for one in completions]

@@ -14,7 +14,7 @@ import os
 import re
 import tempfile
 from collections import Counter
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, get_args
@@ -41,6 +41,7 @@ KL_ESTIMATORS = ("k1", "k2", "k3")
 KL_PLACES = ("loss", "reward")
 ON_FAILURE = ("stop", "zero")
 CUT = ("keep", "mask")
+OURS_IN_TEMPLATES = ("conversation", "chat_template", "tokenize", "add_generation_prompt", "continue_final_message")
 # With one rollout in the group, or in the whole step, the advantages of these are always 0.
 GROUP_BASELINES = paths(lambda one: one.least_R > 1)
 STEP_BASELINES = paths(lambda one: one.least_N > 1)
@@ -368,6 +369,7 @@ def _check_task(config: RunConfig) -> None:
             _fail(f"task.{key}", repr(text), "must be a text that contains {question}")
     if any(not text for text in config.task.stop):
         _fail("task.stop", list(config.task.stop), "stop strings must not be empty")
+    _check_turns(config)
     _check_verdict(config)
     kwargs = config.task.function.kwargs
     if config.task.function.target == GSM8K:
@@ -376,6 +378,33 @@ def _check_task(config: RunConfig) -> None:
         _check_jsonl(kwargs.get("path"))
     elif config.task.function.target == HUB and find_spec("datasets") is None:
         _fail("task.dataset", kwargs.get("dataset"), "needs the package datasets, or task=jsonl task.path=FOLDER")
+
+
+def _check_turns(config: RunConfig) -> None:
+    """Raise ConfigError for messages around the question that are no texts, or that need a chat template."""
+    task, model = config.task, config.model
+    for key in ("system", "assistant_prefix"):
+        value = getattr(task, key)
+        if value is not None and not isinstance(value, str):
+            _fail(f"task.{key}", value, "a text is needed, or null")
+    for example in task.few_shot:
+        texts = isinstance(example, Mapping) and set(example) == {"question", "answer"}
+        if not texts or not all(isinstance(text, str) for text in example.values()):
+            _fail("task.few_shot", example, "each example needs a question and an answer, both texts, and nothing else")
+    for name in model.chat_template_kwargs:
+        if name in OURS_IN_TEMPLATES:
+            _fail(f"model.chat_template_kwargs.{name}", model.chat_template_kwargs[name], "the run sets it itself")
+    if model.chat_template:
+        return
+    of_chats = {
+        "task.system": (task.system, "write it into task.prompt"),
+        "task.few_shot": (list(task.few_shot) or None, "write the examples into task.prompt"),
+        "model.chat_template_kwargs": (model.chat_template_kwargs or None, "drop it"),
+    }
+    for key, (value, otherwise) in of_chats.items():
+        if value is not None:
+            need = "a chat template lays it out, so that model.chat_template=true is needed; without one"
+            _fail(key, value, f"{need} {otherwise}")
 
 
 def _check_verdict(config: RunConfig) -> None:

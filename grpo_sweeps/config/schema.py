@@ -47,6 +47,7 @@ class ModelConfig:
     random: bool = False
     gradient_checkpointing: bool = False
     chat_template: bool = False  # wrap the prompt by the tokenizer's chat template
+    chat_template_kwargs: dict[str, Any] = field(default_factory=dict, hash=False)  # such as enable_thinking: false
     trust_remote_code: bool = False
     lora: LoraConfig = field(default_factory=LoraConfig)
 
@@ -65,6 +66,8 @@ class TaskConfig:
 
     chat_prompt: the text of the user's turn where `model.chat_template` is true; None = `prompt`.
     verdict: the kind of what is right, see `rewards/verdicts.py`.
+    system: the system message of the chat. few_shot: examples before the question, each {question, answer}, a user's
+    and an assistant's turn. assistant_prefix: how every completion begins; it belongs to the prompt.
     """
 
     name: str
@@ -73,6 +76,15 @@ class TaskConfig:
     stop: tuple[str, ...] = ()
     chat_prompt: str | None = None
     verdict: str = "numbers"  # numbers | exact | choice | math | none
+    system: str | None = None
+    few_shot: tuple[Mapping[str, str], ...] = ()
+    assistant_prefix: str | None = None
+
+    def turn(self, question: str, key: str) -> str:
+        """The text that asks a question, by `prompt` or `chat_prompt`. A plain replacement: braces in a question are
+        text."""
+        text: str = getattr(self, key)
+        return text.replace("{question}", question)
 
     @property
     def judged(self) -> bool:
@@ -298,7 +310,7 @@ def groups_a_step(R: int, prompts: int, budget: str, budget_R: int) -> int:
 
 
 ADHOC = "adhoc"  # the sweep of runs that were given on the command line alone
-TASK_KEYS = ("name", "prompt", "stop", "chat_prompt", "verdict")
+TASK_KEYS = ("name", "prompt", "stop", "chat_prompt", "verdict", "system", "few_shot", "assistant_prefix")
 
 
 _SHAPES = (
@@ -369,7 +381,16 @@ def _task(mapping: Mapping[str, Any], key: str) -> TaskConfig:
         stop=tuple(str(item) for item in stop),
         chat_prompt=mapping.get("chat_prompt"),
         verdict=mapping.get("verdict", "numbers"),
+        system=mapping.get("system"),
+        few_shot=_examples(mapping.get("few_shot") or (), f"{key}.few_shot"),
+        assistant_prefix=mapping.get("assistant_prefix"),
     )
+
+
+def _examples(value: Any, key: str) -> tuple[Any, ...]:
+    if not isinstance(value, list | tuple):
+        raise ConfigError(f"{key}={value}: a list of examples is expected, each with question and answer")
+    return tuple(dict(item) if isinstance(item, Mapping) else item for item in value)
 
 
 _hints = functools.cache(typing.get_type_hints)  # asked for at each of a sweep's runs
@@ -400,6 +421,10 @@ def _converted(hint: Any, value: Any, key: str) -> Any:
         if not isinstance(value, Mapping):
             raise ConfigError(f"{key}={value}: a group of keys is expected, not a single value")
         return _build(hint, value, key + ".")
+    if typing.get_origin(hint) is dict:
+        if not isinstance(value, Mapping):
+            raise ConfigError(f"{key}={value}: a group of keys is expected, not a single value")
+        return dict(value)
     if typing.get_origin(hint) is tuple:
         if isinstance(value, str) or not isinstance(value, list | tuple):
             raise ConfigError(f"{key}={value}: a list is expected")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import random
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -19,7 +19,7 @@ from grpo_sweeps.engine.critic import Critic
 from grpo_sweeps.engine.gram import GradientGram
 from grpo_sweeps.engine.head import causal_model, output_head
 from grpo_sweeps.engine.optim import MasterAdamW
-from grpo_sweeps.engine.policy import Policy, Reference, load_policy, resolve_device
+from grpo_sweeps.engine.policy import Policy, Reference, Turns, load_policy, resolve_device
 from grpo_sweeps.engine.rollouts import row_seed
 from grpo_sweeps.engine.samplers import SamplerEngine
 from grpo_sweeps.loop.judging import Judge
@@ -112,9 +112,8 @@ class Setup:
         return chosen
 
     def prompt(self, problem: Problem) -> str:
-        """The problem as the model sees it. A plain replacement: braces in a question are text."""
-        text: str = getattr(self.config.task, self.config.prompt_key)
-        return text.replace("{question}", problem.question)
+        """The problem as the model is asked it: the whole prompt, or the user's turn of a chat."""
+        return self.config.task.turn(problem.question, self.config.prompt_key)
 
     def asked(self, problem: Problem) -> str | list[dict[str, str]]:
         """The prompt as TRL has it: the text, or the messages that the chat template is given."""
@@ -135,7 +134,7 @@ def prepare(config: RunConfig, say: Callable[[str], None] = _silent) -> Setup:
         data = load_function(config.task.function, "task", positional=0)()
     check_data(data, config)
     say(f"loading {config.model.name}")
-    policy = load_policy(config.model, resolve_device(config.trainer.device))
+    policy = replace(load_policy(config.model, resolve_device(config.trainer.device)), turns=turns_of(config))
     sampler = samplers.load(config.rollout.engine, policy)
     reference = Reference(policy.model) if config.objective.kl_beta > 0 else None
     gram = GradientGram(policy.model) if config.analysis.every else None
@@ -149,6 +148,16 @@ def prepare(config: RunConfig, say: Callable[[str], None] = _silent) -> Setup:
         reference=reference, critic=critic, say=say,
         own_metrics=load_own_metrics(config.analysis.own_metrics),
     )  # fmt: skip
+
+
+def turns_of(config: RunConfig) -> Turns:
+    """What a run's prompts have around the question."""
+    task = config.task
+    before = [{"role": "system", "content": task.system}] if task.system is not None else []
+    for example in task.few_shot:
+        asked = task.turn(example["question"], config.prompt_key)
+        before += [{"role": "user", "content": asked}, {"role": "assistant", "content": example["answer"]}]
+    return Turns(tuple(before), task.assistant_prefix or "", config.model.chat_template_kwargs)
 
 
 def _critic(config: RunConfig, policy: Policy) -> Critic:

@@ -25,8 +25,9 @@ IRRELEVANT = (
     "analysis.compare_float32", "analysis.stacked_every", "analysis.own_metrics",
 )  # fmt: skip
 # Later keys, at the value that means the same as their absence: older runs keep their identity.
-ADDED = {
+ADDED: dict[str, Any] = {
     "budget": "prompts", "objective.continuations": 0, "task.chat_prompt": None, "task.verdict": "numbers",
+    "task.system": None, "task.few_shot": [], "task.assistant_prefix": None, "model.chat_template_kwargs": {},
     "reward_on_failure": "stop", "rollout.cut": "keep", "rollout.cut_penalty": 0.0,
 }  # fmt: skip
 

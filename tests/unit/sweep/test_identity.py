@@ -39,6 +39,8 @@ def changed(value: Any) -> Any:
         return value + 1
     if isinstance(value, list):
         return [*value, *value, 0.5] if value and not isinstance(value[0], str) else [*value, "x"]
+    if isinstance(value, dict):
+        return {**value, "x": 1}
     return 3 if value is None else f"{value}x"
 
 
