@@ -110,6 +110,8 @@ def check_functions(config: RunConfig) -> None:
                 "called per rollout is needed",
             )
     load_own_metrics(config.analysis.own_metrics)
+    if "math" in (config.task.verdict, config.reward.kwargs.get("verdict")):
+        JUDGES["math"]("#### 1", "1")  # raises where the package is there and cannot be used
     if config.rollout.engine not in SAMPLER_CHOICES:
         sampler_class(config.rollout.engine)
 

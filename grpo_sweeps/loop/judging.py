@@ -10,8 +10,8 @@ from grpo_sweeps.loop.reward_process import RewardProcess, RewardStopped
 from grpo_sweeps.rewards import verdicts
 from grpo_sweeps.types import Problem, Verdict
 
-MATH_S = 10.0  # seconds for one verdict of math-verify: it takes milliseconds, and on some expressions for ever
-KEPT = 65_536  # verdicts that are remembered: the reward and the record ask for the same one
+MATH_S = 5.0  # seconds for one verdict of math-verify: it takes milliseconds, and on some expressions for ever
+KEPT = 8192  # verdicts that are remembered with their texts: the reward and the record ask for the same one
 NOT_RIGHT = Verdict(strict=False, flexible=False, parsed=False)
 
 

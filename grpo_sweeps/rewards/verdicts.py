@@ -103,8 +103,9 @@ def math(completion: str, answer: str) -> Verdict:
     """
     try:
         from math_verify import parse, verify
-    except ImportError as error:
-        raise ConfigError(f"task.verdict=math: {MATH_NEEDED}") from error
+    except Exception as error:  # not there, or with a parser of another version, which raises a plain Exception
+        reason = " ".join(str(error).split())
+        raise ConfigError(f"task.verdict=math: {MATH_NEEDED} (it cannot be imported: {reason})") from error
     text = parsing.spoken(completion)
     logging.getLogger("math_verify").setLevel(logging.ERROR)  # it warns of the missing limit at each call
     read = functools.partial(parse, parsing_timeout=None, raise_on_error=False)

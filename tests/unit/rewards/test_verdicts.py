@@ -71,6 +71,9 @@ def test_math_asks_the_package(monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(ConfigError, match=r"task\.verdict=math: needs the package math-verify .*grpo_sweeps\[math\]"):
         math("#### 1", "1")
     package = types.ModuleType("math_verify")
+    monkeypatch.setitem(sys.modules, "math_verify", package)
+    with pytest.raises(ConfigError, match=r"needs the package math-verify .* \(it cannot be imported: cannot import"):
+        math("#### 1", "1")
     package.parse = lambda text, **_: [text.strip("$ ")] if "1" in text or "0.5" in text else []  # type: ignore[attr-defined]
     package.verify = lambda gold, found, **_: bool(gold) and {"0.5": HALF}.get(*found[:1], *found[:1]) == gold[0]  # type: ignore[attr-defined]
     monkeypatch.setitem(sys.modules, "math_verify", package)
