@@ -258,7 +258,7 @@ def _distinct_functions(kept: Iterable[tuple[RunConfig, str]]) -> list[RunConfig
     """One run for each different set of what `check_functions` looks at: the others need no check."""
     found = {}
     for c, _ in kept:
-        own = c.task.verdict, c.rollout.engine, c.analysis.own_metrics, c.objective.continuations
+        own = c.task.verdict, c.objective.continuations
         found[repr((c.task.function, c.reward, c.estimator, *own))] = c
     return list(found.values())
 

@@ -209,6 +209,13 @@ CASES: dict[str, tuple[str, ...]] = {
     "rollout.cut=drop": ("rollout.cut=drop: choose one of keep, mask",),
     "rollout.cut_penalty=-1": ("rollout.cut_penalty=-1.0: at least 0 is needed",),
     "objective=vine rollout.cut_penalty=1": ("rollout.cut_penalty=1.0", "0 is needed"),
+    f"-m objective.continuations=2,0 estimator=reinforce reward=custom reward._target_={STRICT} +reward.per=group": (
+        f"reward._target_={STRICT}: it is called with a whole group",
+        "called per rollout is needed",
+    ),
+    "analysis.own_metrics=[math.sqrt]": (
+        "analysis.own_metrics=math.sqrt: must be callable with 4 positional arguments",
+    ),
     "analysis.own_metrics=[nothing.here]": ("analysis.own_metrics=nothing.here: cannot be imported",),
     # paths and functions
     "model.path=./nothing": ("model.path=./nothing: no such file or folder",),

@@ -214,6 +214,25 @@ def test_groups_written_before_same_as_are_read_without_it(tmp_path: Path) -> No
     assert_groups(tmp_path, expected)
 
 
+def test_evaluations_written_before_rewards_are_read_as_they_were(tmp_path: Path) -> None:
+    expected = [EvalRecord(step, "q1", 4, 2, 3, True, False) for step in range(3)]
+    names = [f.name for f in fields(EvalRecord) if "reward" not in f.name]
+    Older = make_dataclass("EvalRecord", [(f.name, f.type, f) for f in fields(EvalRecord) if f.name in names])
+    old = journal_module.Journal(tmp_path / "evals", Older, ("step", "problem_id"), ("step",))
+    for written in expected[:2]:  # one in a segment, one in the journal
+        old.append([Older(**{name: getattr(written, name) for name in names})])
+        if written.step == 0:
+            old.compact()
+    old.close()
+    with LocalRecord(tmp_path) as record:
+        record.log_evals([replace(expected[2], reward=0.5, greedy_reward=1.0)])
+    found = read_evals(tmp_path)
+    assert [[getattr(one, name) for name in names] for one in found] == [
+        [getattr(one, name) for name in names] for one in expected
+    ]
+    assert [np.isnan([one.reward, one.greedy_reward]).all() for one in found] == [True, True, False]
+
+
 @pytest.mark.parametrize("same_as", [(0, 1), (0, 0, 1), (0, 2, 2), (-1, 1, 2), (1, 1, 2)])
 def test_positions_that_name_no_first_rollout_are_refused(tmp_path: Path, same_as: tuple[int, ...]) -> None:
     with LocalRecord(tmp_path) as record, pytest.raises(ValueError, match=r"same_as is .* allowed are R=3 positions"):
