@@ -14,7 +14,7 @@ Shape letters used in names and docstrings throughout the package:
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal, Protocol
 
@@ -45,12 +45,13 @@ class Within:
 @dataclass(frozen=True, slots=True)
 class Problem:
     """One problem of a task. `answer` is the reference answer alone ("18"), `solution` the worked text that ends in
-    it."""
+    it, `columns` what the data says of it beside these, for rewards to read."""
 
     id: str
     question: str
     answer: str
     solution: str = ""
+    columns: Mapping[str, Any] = field(default_factory=dict, hash=False)
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,20 +64,15 @@ class TaskData:
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """Whether a completion is right, by both parsings, whichever of them is the reward.
+    """Whether a completion is right, by the strict and the flexible reading of its answer, whatever the reward is.
 
-    strict, flexible: as `rewards/parsing.py` defines them. `parsed` is False when neither finds a number.
+    What the two are is defined by the kind of verdict, in `rewards/verdicts.py`. `parsed` is False when neither finds
+    an answer.
     """
 
     strict: bool
     flexible: bool
     parsed: bool
-
-
-class RewardFunction(Protocol):
-    """reward(completion, problem, seed) -> float; `seed` belongs to (run seed, step, prompt, rollout)."""
-
-    def __call__(self, completion: str, problem: Problem, seed: int) -> float: ...
 
 
 class EstimatorFunction(Protocol):
@@ -119,7 +115,8 @@ class GroupRecord:
     without measurement). `floor` says how exactly K is the Gram of the gradients that were applied: entry K_ij is known
     to +-floor * sqrt(K_ii K_jj). `same_as` names for each rollout the first of the group with the same tokens. Records
     without it are older, and their `floor` is another number: the training dtype against a wider copy of the model.
-    Lists are of length R. `logprob_sums`: sum over the rollout's tokens of log pi under the policy that is
+    `cut` says which rollouts reached the limit of tokens (empty in older records); with rollout.cut=mask these have
+    weight 0. Lists are of length R. `logprob_sums`: sum over the rollout's tokens of log pi under the policy that is
     differentiated.
     """
 
@@ -139,6 +136,7 @@ class GroupRecord:
     gram_by: dict[str, np.ndarray] = field(default_factory=dict)
     group: int = 0  # position of the group within its step: a prompt sampled twice in one step stays two groups
     same_as: tuple[int, ...] = ()
+    cut: tuple[bool, ...] = ()
 
     @property
     def mixed(self) -> bool:
@@ -148,8 +146,11 @@ class GroupRecord:
 
 @dataclass(frozen=True, slots=True)
 class EvalRecord:
-    """One held-out problem at one evaluation: correct answers among `samples` drawn as in training, and the greedy
-    verdict."""
+    """One held-out problem at one evaluation: correct answers among `samples` drawn as in training, the greedy verdict,
+    and the run's own reward: its mean over the samples and that of the greedy completion.
+
+    Of a task without verdicts the answers count as wrong; records from before rewards were kept have NaN there.
+    """
 
     step: int
     problem_id: str
@@ -158,6 +159,8 @@ class EvalRecord:
     flexible: int
     greedy_strict: bool
     greedy_flexible: bool
+    reward: float = math.nan
+    greedy_reward: float = math.nan
 
 
 class ConfigError(ValueError):

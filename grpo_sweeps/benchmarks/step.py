@@ -37,7 +37,7 @@ from grpo_sweeps.cli import aligned
 from grpo_sweeps.config import RunConfig
 from grpo_sweeps.config.checks import check
 from grpo_sweeps.loop.inner import take_step
-from grpo_sweeps.loop.rollouts import reward_of
+from grpo_sweeps.loop.rollouts import rewards_of
 from grpo_sweeps.loop.setup import Setup, prepare
 from grpo_sweeps.paths import conf_dir
 from hydra_plugins.grpo_launcher.registration import composed
@@ -167,14 +167,13 @@ def _trainer(options: StepOptions, setup: Setup, size: int, device: torch.device
 
     problems = {setup.prompt(p): p for p in setup.data.train}
     chat = setup.policy.chat_template
-    prompts = [[{"role": "user", "content": text}] if chat else text for text in problems]
+    prompts = [setup.policy.messages(text) if chat else text for text in problems]
 
     def reward(prompts: Sequence[Any], completions: Sequence[Any], **_: Any) -> list[float]:
         texts = [one[0]["content"] if chat else one for one in completions]
         asked = [one[-1]["content"] if chat else one for one in prompts]
-        return [
-            reward_of(setup, text, problems[ask], (i,)) for i, (text, ask) in enumerate(zip(texts, asked, strict=True))
-        ]
+        keys = [(0, "bench", i) for i in range(len(texts))]
+        return rewards_of(setup, texts, [problems[ask] for ask in asked], keys, options.R).values
 
     class Clock(TrainerCallback):  # type: ignore[misc]
         def __init__(self) -> None:

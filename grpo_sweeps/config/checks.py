@@ -14,15 +14,17 @@ import os
 import re
 import tempfile
 from collections import Counter
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, get_args
 
-from grpo_sweeps.config.functions import LENGTHS, SAMPLER_CHOICES, load_function, sampler_class
+from grpo_sweeps.config.functions import LENGTHS, SAMPLER_CHOICES, load_function, load_own_metrics, sampler_class
+from grpo_sweeps.config.rewards import bound_reward, reward_parts
 from grpo_sweeps.config.schema import FunctionConfig, ModelConfig, RunConfig, flatten, shown, to_mapping
 from grpo_sweeps.estimators.declared import paths
 from grpo_sweeps.paths import why_no_path, working_directory_kept
+from grpo_sweeps.rewards.verdicts import CORRECT, JUDGES, KINDS, MATH_NEEDED, NUMBERS_ONLY, why_no_answer
 from grpo_sweeps.types import ConfigError, TaskData, Within
 
 DTYPES = ("float32", "bfloat16", "float16", "float64")
@@ -37,12 +39,15 @@ REDO = (None, "failed", "stale", "all")
 RATIOS = ("none", "token", "sequence")
 KL_ESTIMATORS = ("k1", "k2", "k3")
 KL_PLACES = ("loss", "reward")
+ON_FAILURE = ("stop", "zero")
+CUT = ("keep", "mask")
+OURS_IN_TEMPLATES = ("conversation", "chat_template", "tokenize", "add_generation_prompt", "continue_final_message")
 # With one rollout in the group, or in the whole step, the advantages of these are always 0.
 GROUP_BASELINES = paths(lambda one: one.least_R > 1)
 STEP_BASELINES = paths(lambda one: one.least_N > 1)
 NO_BASELINE = paths(lambda one: one.kind == "none")
 UNIT_REWARDS = paths(lambda one: one.unit_rewards)
-GSM8K = "grpo_sweeps.tasks.gsm8k.gsm8k"
+GSM8K, JSONL, HUB = (f"grpo_sweeps.tasks.{name}" for name in ("gsm8k.gsm8k", "own_data.jsonl", "own_data.hub"))
 MOST_ROLLOUTS = 65_536  # per group, and groups per step: more is a typing error that fills the memory
 MOST_UPDATES = 1024  # per step, each over all rollouts of the step
 MOST_CONTINUATIONS = 4096  # per valued prefix
@@ -91,10 +96,23 @@ def check_sweep_name(name: str) -> None:
 def check_functions(config: RunConfig) -> None:
     """Import task, reward, estimator and a sampler engine of the user's own, and check that they take the keys they are
     given. May import torch."""
-    functions = (("task", config.task.function, 0), ("reward", config.reward, 3), ("estimator", config.estimator, 1))
+    functions = (("task", config.task.function, 0), ("estimator", config.estimator, 1))
     for key, function, positional in functions:
         offered = (LENGTHS,) if key == "estimator" else ()
         _check_types(load_function(function, key, positional, offered), function, key)
+    for part in reward_parts(config.reward):
+        bound, per = bound_reward(part)
+        _check_types(bound, part.function, part.key)
+        if per == "group" and config.objective.continuations:
+            _fail(
+                f"{part.key}._target_",
+                part.function.target,
+                "it is called with a whole group, and a continuation (objective.continuations) has none; one that is "
+                "called per rollout is needed",
+            )
+    load_own_metrics(config.analysis.own_metrics)
+    if "math" in (config.task.verdict, config.reward.kwargs.get("verdict")):
+        JUDGES["math"]("#### 1", "1")  # raises where the package is there and cannot be used
     if config.rollout.engine not in SAMPLER_CHOICES:
         sampler_class(config.rollout.engine)
 
@@ -112,6 +130,10 @@ def check_tasks(configs: Iterable[RunConfig], loaded: dict[str, TaskData] | None
         if key not in distinct:
             _check_distinct(loaded[key], config.task.function.target)
             distinct.add(key)
+        kinds = repr((key, config.task.verdict, config.reward))
+        if kinds not in distinct:
+            _check_answers(loaded[key], config)
+            distinct.add(kinds)
         _check_enough(loaded[key], config)
 
 
@@ -134,7 +156,33 @@ def check_data(data: TaskData, config: RunConfig) -> None:
     """Raise ConfigError where a step or an evaluation takes more problems than there are, or where problems are not
     told apart: their id is their name in the records and gives their random numbers."""
     _check_distinct(data, config.task.function.target)
+    _check_answers(data, config)
     _check_enough(data, config)
+
+
+def is_fetched(config: RunConfig) -> bool:
+    """Is the run's data one that a hub may have to be asked for?"""
+    function = config.task.function
+    if function.target == HUB:
+        return not Path(str(function.kwargs.get("dataset"))).is_dir()
+    return function.target == GSM8K and function.kwargs.get("path") is None
+
+
+def _check_answers(data: TaskData, config: RunConfig) -> None:
+    """Raise ConfigError for the first reference answer that the task's verdict, or the reward, cannot compare with."""
+    others = f"choose another kind ({', '.join(KINDS)})"
+    kinds = [("task.verdict", config.task.verdict, config.task.verdict, others)]
+    if config.reward.target in NUMBERS_ONLY:
+        own = "it compares numbers; choose reward=correct, which takes task.verdict, or a reward of your own"
+        kinds.append(("reward._target_", config.reward.target, "numbers", own))
+    if config.reward.target == CORRECT:
+        kind = str(config.reward.kwargs.get("verdict", "numbers"))
+        kinds.append(("reward.verdict", kind, kind, others))
+    for key, value, kind, remedy in kinds:
+        for problem in (*data.train, *data.held_out):
+            if reason := why_no_answer(kind, problem.answer):
+                answer = f"the answer {problem.answer[:60]!r} of problem {problem.id}"
+                _fail(key, value, f"{answer} cannot be compared ({reason}); {remedy}")
 
 
 def _check_enough(data: TaskData, config: RunConfig) -> None:
@@ -220,6 +268,9 @@ def _check_top(config: RunConfig) -> None:
     _check_budget(config)
     if config.reward_timeout is not None and config.reward_timeout <= 0:
         _fail("reward_timeout", config.reward_timeout, "seconds above 0 are needed, or null for no limit")
+    _at_least("reward_retries", config.reward_retries, 0)
+    _one_of("reward_on_failure", config.reward_on_failure, ON_FAILURE)
+    reward_parts(config.reward)
     if not 0 <= config.seed < 2**32:
         _fail("seed", config.seed, "an integer from 0 to 4294967295 is needed")
     check_sweep_name(config.sweep)
@@ -321,8 +372,67 @@ def _check_task(config: RunConfig) -> None:
             _fail(f"task.{key}", repr(text), "must be a text that contains {question}")
     if any(not text for text in config.task.stop):
         _fail("task.stop", list(config.task.stop), "stop strings must not be empty")
+    _check_turns(config)
+    _check_verdict(config)
+    kwargs = config.task.function.kwargs
     if config.task.function.target == GSM8K:
-        _check_gsm8k(config.task.function.kwargs.get("path"))
+        _check_gsm8k(kwargs.get("path"))
+    elif config.task.function.target == JSONL:
+        _check_jsonl(kwargs.get("path"))
+    elif config.task.function.target == HUB and find_spec("datasets") is None:
+        _fail("task.dataset", kwargs.get("dataset"), "needs the package datasets, or task=jsonl task.path=FOLDER")
+
+
+def _check_turns(config: RunConfig) -> None:
+    """Raise ConfigError for messages around the question that are no texts, or that need a chat template."""
+    task, model = config.task, config.model
+    for key in ("system", "assistant_prefix"):
+        value = getattr(task, key)
+        if value is not None and not isinstance(value, str):
+            _fail(f"task.{key}", value, "a text is needed, or null")
+    for example in task.few_shot:
+        texts = isinstance(example, Mapping) and set(example) == {"question", "answer"}
+        if not texts or not all(isinstance(text, str) for text in example.values()):
+            _fail("task.few_shot", example, "each example needs a question and an answer, both texts, and nothing else")
+    for name in model.chat_template_kwargs:
+        if name in OURS_IN_TEMPLATES:
+            _fail(f"model.chat_template_kwargs.{name}", model.chat_template_kwargs[name], "the run sets it itself")
+    if model.chat_template:
+        return
+    of_chats = {
+        "task.system": (task.system, "write it into task.prompt"),
+        "task.few_shot": (list(task.few_shot) or None, "write the examples into task.prompt"),
+        "model.chat_template_kwargs": (model.chat_template_kwargs or None, "drop it"),
+    }
+    for key, (value, otherwise) in of_chats.items():
+        if value is not None:
+            need = "a chat template lays it out, so that model.chat_template=true is needed; without one"
+            _fail(key, value, f"{need} {otherwise}")
+
+
+def _check_verdict(config: RunConfig) -> None:
+    """Raise ConfigError for a verdict, of the task or of reward=correct, that does not exist or cannot be had here."""
+    _one_of("task.verdict", config.task.verdict, KINDS)
+    kinds = {"task.verdict": config.task.verdict}
+    if config.reward.target == CORRECT:
+        kinds["reward.verdict"] = kind = config.reward.kwargs.get("verdict", "numbers")
+        none = "task.verdict=none has nothing to compare with, so that a reward of your own is needed; else "
+        if kind not in JUDGES:
+            _fail("reward.verdict", kind, f"{none if kind == 'none' else ''}choose one of {', '.join(JUDGES)}")
+    for key, kind in kinds.items():
+        if kind == "math" and find_spec("math_verify") is None:
+            _fail(key, kind, MATH_NEEDED)
+
+
+def _check_jsonl(path: object) -> None:
+    _check_path("task.path", str(path))
+    place = Path(str(path)).expanduser()
+    if place.is_dir():
+        _check_gsm8k(path)
+    elif not place.is_file() or not os.access(place, os.R_OK):
+        _fail(
+            "task.path", path, "a folder with train.jsonl and test.jsonl, or one file with task.held_out=N, is needed"
+        )
 
 
 def _check_gsm8k(path: object) -> None:
@@ -352,6 +462,8 @@ def _check_rollout_and_analysis(config: RunConfig) -> None:
         )
     _at_least("rollout.max_new_tokens", rollout.max_new_tokens, 1)
     _at_least("rollout.batch", rollout.batch, 1)
+    _one_of("rollout.cut", rollout.cut, CUT)
+    _at_least("rollout.cut_penalty", rollout.cut_penalty, 0)
     if (
         rollout.engine not in SAMPLER_CHOICES and "." not in rollout.engine
     ):  # a dotted path is imported after these checks
@@ -448,6 +560,12 @@ def _check_continuations(config: RunConfig) -> None:
         _fail(key, count, "values come from continuations or from a critic, so that objective.critic=false is needed")
     if config.estimator.target not in NO_BASELINE:
         _fail(key, count, "the values are the baseline, so that estimator=reinforce is needed")
+    if config.rollout.cut_penalty:
+        _fail(
+            "rollout.cut_penalty",
+            config.rollout.cut_penalty,
+            f"the values by {key} know nothing of a penalty; 0 is needed",
+        )
     if objective.value_every and objective.kl_in_reward:
         _fail(
             "objective.value_every",

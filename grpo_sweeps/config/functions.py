@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import importlib
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from grpo_sweeps.config.schema import FunctionConfig
@@ -80,6 +80,27 @@ def load_function(
             f"and {key}'s other keys ({error})"
         ) from None
     return functools.partial(function, **config.kwargs)
+
+
+def load_own_metrics(targets: Sequence[str]) -> tuple[tuple[str, Callable[..., Any]], ...]:
+    """The functions that `analysis.own_metrics` names, by the last part of their dotted paths.
+
+    Raises:
+        ConfigError: when one cannot be imported or called, and where two of them have one name.
+    """
+    key, found = "analysis.own_metrics", list[tuple[str, Callable[..., Any]]]()
+    for target in targets:
+        function = imported(target, f"{key}={target}")
+        try:
+            inspect.signature(function).bind(*[None] * 4)
+        except TypeError as error:
+            wanted = "must be callable with 4 positional arguments, (gram_RR, rewards_R, weights_R, lengths_R)"
+            raise ConfigError(f"{key}={target}: {wanted} ({error})") from None
+        found.append((target.rpartition(".")[2], function))
+    names = [name for name, _ in found]
+    if twice := [name for name in names if names.count(name) > 1]:
+        raise ConfigError(f"{key}={list(targets)}: {twice[0]} names two of them; each needs a name of its own")
+    return tuple(found)
 
 
 def sampler_class(engine: str) -> Any:

@@ -47,6 +47,7 @@ class ModelConfig:
     random: bool = False
     gradient_checkpointing: bool = False
     chat_template: bool = False  # wrap the prompt by the tokenizer's chat template
+    chat_template_kwargs: dict[str, Any] = field(default_factory=dict, hash=False)  # such as enable_thinking: false
     trust_remote_code: bool = False
     lora: LoraConfig = field(default_factory=LoraConfig)
 
@@ -64,6 +65,9 @@ class TaskConfig:
     """A task function and how its problems become prompts: `{question}` is replaced in the text.
 
     chat_prompt: the text of the user's turn where `model.chat_template` is true; None = `prompt`.
+    verdict: the kind of what is right, see `rewards/verdicts.py`.
+    system: the system message of the chat. few_shot: examples before the question, each {question, answer}, a user's
+    and an assistant's turn. assistant_prefix: how every completion begins; it belongs to the prompt.
     """
 
     name: str
@@ -71,6 +75,21 @@ class TaskConfig:
     prompt: str
     stop: tuple[str, ...] = ()
     chat_prompt: str | None = None
+    verdict: str = "numbers"  # numbers | exact | choice | math | none
+    system: str | None = None
+    few_shot: tuple[Mapping[str, str], ...] = ()
+    assistant_prefix: str | None = None
+
+    def turn(self, question: str, key: str) -> str:
+        """The text that asks a question, by `prompt` or `chat_prompt`. A plain replacement: braces in a question are
+        text."""
+        text: str = getattr(self, key)
+        return text.replace("{question}", question)
+
+    @property
+    def judged(self) -> bool:
+        """Is there a right answer to each problem?"""
+        return self.verdict != "none"
 
 
 @dataclass(frozen=True)
@@ -137,6 +156,8 @@ class RolloutConfig:
     max_new_tokens: int = 128
     batch: int = 256  # rows sampled at once
     engine: str = "auto"  # auto | eager | the dotted path of a class (see engine/samplers)
+    cut: str = "keep"  # keep | mask: rollouts that reached max_new_tokens have no weight in the loss
+    cut_penalty: float = 0.0  # taken off the reward of such a rollout
 
 
 @dataclass(frozen=True)
@@ -152,6 +173,7 @@ class AnalysisConfig:
     update_every: int = 10  # steps between measurements of what an update does to the weights; 0 = off
     stacked_every: int = 0  # steps between spectra of all groups of a step together; 0 = off
     compare_float32: int = 0  # groups of the first step whose spectra are also taken in float32; 0 = off
+    own_metrics: tuple[str, ...] = ()  # dotted paths of functions of a measured group, see loop/own_metrics
 
 
 @dataclass(frozen=True)
@@ -210,6 +232,8 @@ class RunConfig:
     budget: str = "prompts"  # prompts | rollouts: what a step has equally many of for every R, see `groups_a_step`
     budget_R: int = 4  # the R at which budget=rollouts has trainer.prompts groups per step
     reward_timeout: float | None = None  # seconds per call of the reward, in a process of its own; None: in the run's
+    reward_retries: int = 0  # calls again after one that failed
+    reward_on_failure: str = "stop"  # stop | zero: the run, or what the call would have given
 
     @property
     def prompt_key(self) -> str:
@@ -286,7 +310,7 @@ def groups_a_step(R: int, prompts: int, budget: str, budget_R: int) -> int:
 
 
 ADHOC = "adhoc"  # the sweep of runs that were given on the command line alone
-TASK_KEYS = ("name", "prompt", "stop", "chat_prompt")
+TASK_KEYS = ("name", "prompt", "stop", "chat_prompt", "verdict", "system", "few_shot", "assistant_prefix")
 
 
 _SHAPES = (
@@ -317,10 +341,10 @@ def to_mapping(config: RunConfig) -> dict[str, Any]:
 # kept, which numbers are logged beside the records that they follow from.
 IRRELEVANT = (
     "sweep", "runs_dir", "tracking", "model.name", "task.name", "trainer.device", "trainer.micro_batch",
-    "rollout.batch", "rollout.engine", "reward_timeout",
+    "rollout.batch", "rollout.engine",
     "trainer.checkpoint_every", "trainer.checkpoint_minutes", "trainer.keep_checkpoints",
     "analysis.keep_completions_every", "analysis.check_every", "analysis.scores", "analysis.update_every",
-    "analysis.compare_float32", "analysis.stacked_every",
+    "analysis.compare_float32", "analysis.stacked_every", "analysis.own_metrics",
 )  # fmt: skip
 
 
@@ -372,7 +396,17 @@ def _task(mapping: Mapping[str, Any], key: str) -> TaskConfig:
         prompt=mapping.get("prompt", "{question}"),
         stop=tuple(str(item) for item in stop),
         chat_prompt=mapping.get("chat_prompt"),
+        verdict=mapping.get("verdict", "numbers"),
+        system=mapping.get("system"),
+        few_shot=_examples(mapping.get("few_shot") or (), f"{key}.few_shot"),
+        assistant_prefix=mapping.get("assistant_prefix"),
     )
+
+
+def _examples(value: Any, key: str) -> tuple[Any, ...]:
+    if not isinstance(value, list | tuple):
+        raise ConfigError(f"{key}={value}: a list of examples is expected, each with question and answer")
+    return tuple(dict(item) if isinstance(item, Mapping) else item for item in value)
 
 
 _hints = functools.cache(typing.get_type_hints)  # asked for at each of a sweep's runs
@@ -403,6 +437,10 @@ def _converted(hint: Any, value: Any, key: str) -> Any:
         if not isinstance(value, Mapping):
             raise ConfigError(f"{key}={value}: a group of keys is expected, not a single value")
         return _build(hint, value, key + ".")
+    if typing.get_origin(hint) is dict:
+        if not isinstance(value, Mapping):
+            raise ConfigError(f"{key}={value}: a group of keys is expected, not a single value")
+        return dict(value)
     if typing.get_origin(hint) is tuple:
         if isinstance(value, str) or not isinstance(value, list | tuple):
             raise ConfigError(f"{key}={value}: a list is expected")

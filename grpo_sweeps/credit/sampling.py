@@ -14,7 +14,7 @@ import numpy as np
 from grpo_sweeps.credit.shares import Starts, Values, mean_and_noise
 from grpo_sweeps.engine.rollouts import Rollout, row_seed
 from grpo_sweeps.loop.continuations import Prefix, continued, edges_of
-from grpo_sweeps.loop.rollouts import reward_of
+from grpo_sweeps.loop.rollouts import rewards_of
 from grpo_sweeps.loop.setup import Setup
 from grpo_sweeps.types import Array, Problem
 
@@ -64,7 +64,7 @@ def draw(setup: Setup, problems: Sequence[Problem], plan: Plan) -> Sampled:
         [prompts[p] for p in owners], [row_seed(*key) for key in keys], setup.config.rollout,
         setup.config.task.stop, share_prompts=True,
     )  # fmt: skip
-    rewards = [reward_of(setup, o.text, problems[p], key) for o, p, key in zip(rollouts, owners, keys, strict=True)]
+    rewards = rewards_of(setup, [o.text for o in rollouts], [problems[p] for p in owners], keys, plan.rollouts).values
     edges = [edges_of(o.length, plan.every) for o in rollouts]
     prefixes = {
         (p, o.completion_ids[:edge])

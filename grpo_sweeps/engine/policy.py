@@ -5,14 +5,15 @@ from __future__ import annotations
 import copy
 import logging
 import struct
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import torch
 import transformers
+from jinja2 import TemplateError
 from safetensors import SafetensorError
 from torch import nn
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
@@ -34,6 +35,16 @@ DTYPES = {
 
 
 @dataclass(frozen=True)
+class Turns:
+    """What is around a prompt: the messages `before` the user's turn, the `prefix` with which the answer begins, and
+    more arguments of the chat template."""
+
+    before: tuple[Mapping[str, str], ...] = ()
+    prefix: str = ""
+    arguments: Mapping[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
 class Policy:
     """The model that is sampled and differentiated, with what is needed to talk to it.
 
@@ -46,6 +57,7 @@ class Policy:
     pad_id: int
     device: torch.device
     chat_template: bool = False
+    turns: Turns = Turns()
 
     def encode(self, prompts: Sequence[str]) -> list[list[int]]:
         """The token ids of each prompt, by the chat template where the model configuration asks for it.
@@ -56,15 +68,28 @@ class Policy:
             texts = [self._chat(prompt) for prompt in prompts]
             found = [self.tokenizer(text, add_special_tokens=False)["input_ids"] for text in texts]
         else:
-            found = [self.tokenizer(prompt)["input_ids"] for prompt in prompts]
+            found = [self.tokenizer(prompt + self.turns.prefix)["input_ids"] for prompt in prompts]
         if [] in found:
             text = prompts[found.index([])]
             raise ConfigError(f"the prompt {text!r} has no token for this tokenizer; a prompt needs at least one")
         return found
 
+    def messages(self, prompt: str) -> list[dict[str, str]]:
+        """What the chat template is given."""
+        return [*(dict(message) for message in self.turns.before), {"role": "user", "content": prompt}]
+
     def _chat(self, prompt: str) -> str:
-        messages = [{"role": "user", "content": prompt}]
-        return str(self.tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True))
+        try:
+            text = self.tokenizer.apply_chat_template(
+                self.messages(prompt), tokenize=False, add_generation_prompt=True, **self.turns.arguments
+            )
+        except TemplateError as error:
+            roles = ", ".join(message["role"] for message in self.messages(prompt))
+            raise ConfigError(
+                f"the model's chat template refuses messages of {roles} ({error}); task.system=null and "
+                "task.few_shot=[] ask with the user's turn alone"
+            ) from error
+        return f"{text}{self.turns.prefix}"
 
 
 def resolve_device(name: str) -> torch.device:
@@ -96,6 +121,12 @@ def load_policy(config: ModelConfig, device: torch.device) -> Policy:
         raise ConfigError(
             f"model.chat_template=true: the tokenizer of {config.path} has no chat template; set it to false"
         )
+    for name in config.chat_template_kwargs:
+        if name not in str(tokenizer.chat_template):
+            raise ConfigError(
+                f"model.chat_template_kwargs.{name}={config.chat_template_kwargs[name]}: the chat template of "
+                f"{config.path} reads nothing of that name; drop it"
+            )
     model = load_model(config).to(device)
     if name := not_finite(model):
         raise ConfigError(

@@ -20,7 +20,7 @@ import torch
 from torch import Tensor
 
 from grpo_sweeps.engine.rollouts import Rollout, completion_text, row_seed
-from grpo_sweeps.loop.rollouts import reward_of
+from grpo_sweeps.loop.rollouts import rewards_of
 from grpo_sweeps.loop.setup import Setup
 from grpo_sweeps.types import Array, Problem
 
@@ -129,10 +129,12 @@ def continued(
             [(*prompts[p], *ids) for (p, ids), _ in part], [row_seed(*key) for key in keys],
             dataclasses.replace(rollout, max_new_tokens=left), stop, share_prompts=True,
         )  # fmt: skip
-        for ((p, ids), _), one, own in zip(part, drawn, keys, strict=True):
-            whole = (*ids, *one.completion_ids)[: rollout.max_new_tokens]
-            text = completion_text(setup.policy.tokenizer, whole, stop)
-            rewards.append(reward_of(setup, text, problems[p], own))
-            lengths.append(len(whole))
+        wholes = [
+            (*ids, *one.completion_ids)[: rollout.max_new_tokens]
+            for ((_, ids), _), one in zip(part, drawn, strict=True)
+        ]
+        texts = [completion_text(setup.policy.tokenizer, whole, stop) for whole in wholes]
+        rewards += rewards_of(setup, texts, [problems[p] for (p, _), _ in part], keys).values
+        lengths += [len(whole) for whole in wholes]
     shape = len(ordered), M
     return dict(zip(ordered, zip(np.reshape(rewards, shape), np.reshape(lengths, shape), strict=True), strict=True))

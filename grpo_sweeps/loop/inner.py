@@ -31,6 +31,7 @@ from grpo_sweeps.engine.rollouts import Rollout
 from grpo_sweeps.estimators import row_weights
 from grpo_sweeps.loop.continuations import step_credit
 from grpo_sweeps.loop.measured import Block, Measured, keep_stack, measured_block, stacks
+from grpo_sweeps.loop.own_metrics import own_metrics
 from grpo_sweeps.loop.results import RatioTally, StepResult, StepTimes, completions, record, step_metrics
 from grpo_sweeps.loop.rollouts import Rated, rollouts_with_advantages
 from grpo_sweeps.loop.room import measure_room
@@ -98,7 +99,9 @@ def inner_step(setup: Setup, step: int) -> StepResult:
     records = [record(rated, measured, step, g, "loss") for g in range(len(rated.problems))]
     at_sampling = {g: measured[g] for g in terms.cuts[0] if g in measured}
     grad_norm = sum(update.grad_norm for update in updates) / len(updates)
-    metrics = step_metrics(records, rated.rollouts, at_sampling, grad_norm, lr, times, config.analysis.scores)
+    logged = config.analysis.scores, config.task.judged
+    metrics = step_metrics(records, rated.rollouts, at_sampling, grad_norm, lr, times, *logged)
+    metrics |= own_metrics(setup, records)
     metrics |= before | rated.metrics | valued.metrics | tally.metrics() | of_critic | updates[0].metrics
     metrics |= setup.stack.take()
     metrics |= gradient_noise(setup, step, records, grad_norm)
@@ -116,7 +119,7 @@ def prepare_terms(setup: Setup, rated: Rated, by_token: Sequence[Tensor] = ()) -
     lengths_GR = np.reshape([o.length for o in rated.rollouts], rated.rewards_GR.shape)
     ones_GR, longest = np.ones(lengths_GR.shape), config.rollout.max_new_tokens
     factors = [row_weights(ones_GR[cut], lengths_GR[cut], config.aggregation, longest) for cut in cuts]
-    factors_GR = torch.from_numpy(np.concatenate(factors))
+    factors_GR = torch.from_numpy(np.concatenate(factors)) * rated.counts_GR
     terms = Terms(replace(rated, weights_GR=rated.advantages_GR * factors_GR), cuts, factors_GR)
     if by_token:
         terms = _credited(terms, by_token)
@@ -168,6 +171,7 @@ def _scored_groups(setup: Setup, terms: Terms, reference: bool = False) -> dict[
 def taking_part(setup: Setup, terms: Terms, groups: Sequence[int]) -> list[int]:
     """Those of the groups that have a gradient."""
     everything = setup.config.objective.kl_in_loss
+    groups = [g for g in groups if bool((terms.factors_GR[g] != 0).any())]  # not all of them masked
     if terms.credit:
         return [g for g in groups if everything or any(bool(A_T.any()) for A_T in terms.credit[terms.rated.rows(g)])]
     return [g for g in groups if everything or bool((terms.rated.weights_GR[g] != 0).any())]

@@ -106,15 +106,16 @@ def step_metrics(
     lr: float,
     times: StepTimes,
     scores: bool = True,
+    judged: bool = True,
 ) -> dict[str, float]:
-    """Metrics of one training step, from its groups and rollouts; scores: those of the unweighted matrix as well."""
+    """Metrics of one training step, from its groups and rollouts; scores: those of the unweighted matrix as well;
+    judged: the task has verdicts."""
     rewards_GR = np.array([g.rewards for g in groups])
     lengths = np.array([o.length for o in rollouts])
     metrics = {
         "reward": float(rewards_GR.mean()),
         "reward_std": float(rewards_GR.std(axis=1).mean()),
-        "reward/strict": float(np.mean([g.strict for g in groups])),
-        "reward/flexible": float(np.mean([g.flexible for g in groups])),
+        **(shares_right(groups) if judged else {}),
         "frac_reward_zero_std": float(np.mean([not g.mixed for g in groups])),
         **group_shares(rewards_GR, rollouts),
         "grad_norm": grad_norm,
@@ -134,6 +135,11 @@ def step_metrics(
     if torch.cuda.is_available():
         metrics["memory/peak_gib"] = torch.cuda.max_memory_allocated() / 2**30
     return metrics | spectral_metrics(groups, scores)
+
+
+def shares_right(groups: Sequence[GroupRecord]) -> dict[str, float]:
+    names = ("strict", "flexible")
+    return {f"reward/{name}": float(np.mean([getattr(group, name) for group in groups])) for name in names}
 
 
 def group_shares(rewards_GR: np.ndarray, rollouts: Sequence[Rollout]) -> dict[str, float]:
@@ -189,6 +195,7 @@ def record(rated: Rated, measured: dict[int, Measured], step: int, g: int, kind:
         floor=part.floor if part else 0.0,
         gram_by=(part.gram_by or {}) if part else {},
         same_as=same_as([o.completion_ids for o in rated.rollouts[rows]]),
+        cut=tuple(o.truncated for o in rated.rollouts[rows]),
     )
 
 

@@ -16,11 +16,11 @@ import random
 import signal
 import sys
 import traceback
-from typing import Any, BinaryIO
+from typing import BinaryIO
 
 import numpy as np
 
-from grpo_sweeps.config.functions import load_function
+from grpo_sweeps.config.rewards import load_reward
 
 # A scheduler sends these to every process of a job, but they are meant for the run. A handler and not SIG_IGN, which
 # the reward's own children would inherit.
@@ -58,16 +58,16 @@ def _serve(calls: BinaryIO, answers: BinaryIO) -> None:
     setting = pickle.load(calls)
     sys.path[:] = setting["path"]
     try:
-        function: Any = load_function(setting["reward"], "reward", positional=3)
+        function = load_reward(setting["reward"])
     except BaseException as error:
         _answer(answers, None, error)
         return
     _answer(answers, None)
     while True:
-        completion, problem, seed = pickle.load(calls)
-        _seed(seed)
+        completions, problems, seeds = pickle.load(calls)
+        _seed(seeds if isinstance(seeds, int) else seeds[0])
         try:
-            value = function(completion, problem, seed)
+            value = function(completions, problems, seeds)
         except BaseException as error:  # sys.exit too: the run decides what it means
             _answer(answers, None, error)
         else:

@@ -18,8 +18,7 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 import grpo_sweeps
-from grpo_sweeps.config import FunctionConfig
-from grpo_sweeps.types import Problem
+from grpo_sweeps.config.rewards import RewardPart
 
 START_S = 300.0  # seconds in which the process must have imported the function: slow disks, large packages
 END_S = 1.0  # seconds in which a process that has closed its descriptors is gone
@@ -38,24 +37,23 @@ class _Remote(Exception):
 
 
 class RewardProcess:
-    """The function `reward(completion, problem, seed)` of a configuration, called in another process.
+    """A function of a reward (see `config.rewards.RewardCall`), called in another process.
 
     A call raises what the function raises, and RewardStopped where it does not return within `timeout_s` seconds or
     the process has ended; after that the process is gone, with everything that it has started.
     """
 
-    def __init__(self, reward: FunctionConfig, timeout_s: float) -> None:
+    def __init__(self, reward: RewardPart, timeout_s: float) -> None:
         self.reward, self.timeout_s = reward, timeout_s
         self._process: subprocess.Popen[bytes] | None = None
         self._calls: BinaryIO | None = None
         self._answers: BinaryIO | None = None
         self._life = -1
 
-    def __call__(self, completion: str, problem: Problem, seed: int) -> float:
+    def __call__(self, completions: Any, problems: Any, seeds: Any) -> Any:
         if self._process is None:
             self._start()
-        value: float = self._ask((completion, problem, seed), self.timeout_s)
-        return value
+        return self._ask((completions, problems, seeds), self.timeout_s)
 
     def _start(self) -> None:
         ours, theirs = [0, 0, 0], [0, 0, 0]

@@ -13,24 +13,22 @@ from torch import Tensor
 
 from grpo_sweeps.engine.rollouts import Rollout, row_seed
 from grpo_sweeps.estimators import row_weights
-from grpo_sweeps.loop.reward_process import RewardStopped
+from grpo_sweeps.loop.rewarding import Batch, Key, Rewards, reward_metrics
 from grpo_sweeps.loop.scoring import scored
 from grpo_sweeps.loop.setup import Setup
 from grpo_sweeps.maths.objective import kl, kl_in_reward
-from grpo_sweeps.rewards.parsing import verdict
-from grpo_sweeps.types import ConfigError, Problem, Verdict
-
-LARGEST_REWARD = 1e100  # squares of larger ones overflow, and a group's spread with them
+from grpo_sweeps.types import Problem, Verdict
 
 
 @dataclass(frozen=True)
 class Group:
-    """One prompt's rollouts with their rewards."""
+    """One prompt's rollouts with their rewards, `given` by the run's functions and less what a cut rollout loses."""
 
     problem: Problem
     rollouts: list[Rollout]
     verdicts: list[Verdict]
     rewards: list[float]
+    given: Rewards
 
     @property
     def mixed(self) -> bool:
@@ -49,6 +47,7 @@ class Drawn:
 class Rated:
     """A step's rollouts with what was made of them, before the backward. Lists of length G R, group after group.
 
+    counts_GR: 1 for a rollout that the loss has, 0 for one that is masked (rollout.cut=mask).
     metrics: what the step says of how they were drawn and rewarded, where that is not the plain way.
     """
 
@@ -58,6 +57,7 @@ class Rated:
     rewards_GR: Tensor
     advantages_GR: Tensor
     weights_GR: Tensor
+    counts_GR: Tensor
     metrics: dict[str, float] = field(default_factory=dict)
 
     def rows(self, g: int) -> slice:
@@ -77,6 +77,8 @@ def rollouts_with_advantages(setup: Setup, step: int) -> Rated:
     rewards_GR = torch.tensor([group.rewards for group in groups], dtype=torch.float64)
     lengths_GR = torch.tensor([o.length for o in rollouts]).view_as(rewards_GR)
     rewards_GR, metrics = _less_kl(setup, rollouts, rewards_GR)
+    metrics |= _of_rewards(setup, groups)
+    counts_GR = torch.tensor([not (config.rollout.cut == "mask" and o.truncated) for o in rollouts]).view_as(rewards_GR)
     advantages = _checked(setup.estimator(rewards_GR.numpy(), lengths_GR.numpy()), rewards_GR, config.estimator.target)
     weights = row_weights(advantages, lengths_GR.numpy(), config.aggregation, config.rollout.max_new_tokens)
     return Rated(
@@ -85,9 +87,19 @@ def rollouts_with_advantages(setup: Setup, step: int) -> Rated:
         [v for group in groups for v in group.verdicts],
         rewards_GR,
         torch.from_numpy(advantages),
-        torch.from_numpy(weights),
+        torch.from_numpy(weights) * counts_GR,
+        counts_GR.double(),
         drawn.metrics | metrics,
     )
+
+
+def _of_rewards(setup: Setup, groups: list[Group]) -> dict[str, float]:
+    """What the step says of the rewards that its functions gave."""
+    config, given = setup.config, [group.given for group in groups]
+    metrics = reward_metrics(given, config.reward_on_failure == "zero") | setup.judge.metrics()
+    if config.rollout.cut_penalty or config.objective.kl_in_reward:
+        metrics["reward/task"] = float(np.mean([one.values for one in given]))
+    return metrics
 
 
 def draw(setup: Setup, step: int) -> Drawn:
@@ -130,33 +142,20 @@ def _groups(setup: Setup, step: int, problems: list[Problem]) -> list[Group]:
     prompts = [ids for ids in setup.policy.encode([setup.prompt(p) for p in problems]) for _ in range(R)]
     rollouts = setup.sampler.sample(prompts, [row_seed(*key) for key in keys], config.rollout, config.task.stop)
     owners = [p for p in problems for _ in range(R)]
-    verdicts = [verdict(o.text, p.answer) for o, p in zip(rollouts, owners, strict=True)]
-    rewards = [reward_of(setup, o.text, p, key) for o, p, key in zip(rollouts, owners, keys, strict=True)]
+    texts = [o.text for o in rollouts]
+    verdicts = setup.judge.all(texts, owners)
+    given, penalty = rewards_of(setup, texts, owners, keys, R), config.rollout.cut_penalty
+    rewards = [value - penalty * o.truncated for value, o in zip(given.values, rollouts, strict=True)]
     cuts = [slice(start, start + R) for start in range(0, len(rollouts), R)]
-    return [Group(p, rollouts[c], verdicts[c], rewards[c]) for p, c in zip(problems, cuts, strict=True)]
+    return [Group(p, rollouts[c], verdicts[c], rewards[c], given.rows(c)) for p, c in zip(problems, cuts, strict=True)]
 
 
-def reward_of(setup: Setup, text: str, problem: Problem, key: Sequence[int | str]) -> float:
-    """The run's reward of a completion; `key` is what its random numbers belong to.
-
-    Rewards may be a user's own: what they return is checked where it arrives. Raises ConfigError where that is no
-    finite number, RewardStopped where the call had to be ended.
-    """
-    try:
-        reward = setup.reward(text, problem, row_seed("reward", *key))
-    except RewardStopped as stopped:
-        raise RewardStopped(f"reward {setup.config.reward.target} {stopped} on {_which(problem, key)}") from None
-    if not isinstance(reward, int | float | np.number) or not abs(reward) <= LARGEST_REWARD:
-        allowed = f"a finite number is needed, of {LARGEST_REWARD:g} at most"
-        raise ConfigError(f"reward {setup.config.reward.target} gave {reward!r}: {allowed}")
-    return float(reward)
-
-
-def _which(problem: Problem, key: Sequence[int | str]) -> str:
-    """The completion that a key of random numbers belongs to, in words."""
-    if key[1] == "train":  # (seed, "train", step, problem, rollout)
-        return f"rollout {key[4]} of problem {problem.id} in step {key[2]}"
-    return f"a completion of problem {problem.id} ({', '.join(str(part) for part in key)})"
+def rewards_of(
+    setup: Setup, texts: Sequence[str], problems: Sequence[Problem], keys: Sequence[Key], size: int = 1
+) -> Rewards:
+    """The run's rewards of completions, `size` after one another from one group; each key is what a completion's random
+    numbers belong to. Raises as `Rewarder`."""
+    return setup.reward(Batch(texts, problems, keys, size, setup.asked))
 
 
 def _less_kl(setup: Setup, rollouts: list[Rollout], rewards_GR: Tensor) -> tuple[Tensor, dict[str, float]]:
@@ -176,8 +175,7 @@ def _less_kl(setup: Setup, rollouts: list[Rollout], rewards_GR: Tensor) -> tuple
         row = own_T.cpu()[None], reference_T.cpu()[None], torch.ones(1, len(own_T), dtype=torch.bool)
         rewards.append(kl_in_reward(reward[None], *row, objective.kl_estimator, objective.kl_beta))
         k.append(kl(*row, objective.kl_estimator).flatten())
-    metrics = {"kl": float(torch.cat(k).mean()), "reward/task": float(rewards_GR.mean())}
-    return torch.cat(rewards).view_as(rewards_GR), metrics
+    return torch.cat(rewards).view_as(rewards_GR), {"kl": float(torch.cat(k).mean())}
 
 
 def _checked(values: object, rewards_GR: Tensor, estimator: str) -> np.ndarray:

@@ -5,26 +5,28 @@ from __future__ import annotations
 import os
 import random
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from typing import Any
 
 import numpy as np
 import torch
 
 from grpo_sweeps.config import RunConfig
 from grpo_sweeps.config.checks import check_data
-from grpo_sweeps.config.functions import load_estimator, load_function
+from grpo_sweeps.config.functions import load_estimator, load_function, load_own_metrics
 from grpo_sweeps.engine import samplers
 from grpo_sweeps.engine.critic import Critic
 from grpo_sweeps.engine.gram import GradientGram
 from grpo_sweeps.engine.head import causal_model, output_head
 from grpo_sweeps.engine.optim import MasterAdamW
-from grpo_sweeps.engine.policy import Policy, Reference, load_policy, resolve_device
+from grpo_sweeps.engine.policy import Policy, Reference, Turns, load_policy, resolve_device
 from grpo_sweeps.engine.rollouts import row_seed
 from grpo_sweeps.engine.samplers import SamplerEngine
-from grpo_sweeps.loop.reward_process import RewardProcess
+from grpo_sweeps.loop.judging import Judge
+from grpo_sweeps.loop.rewarding import Rewarder
 from grpo_sweeps.maths.noise import NoiseWindow
 from grpo_sweeps.paths import working_directory_kept
-from grpo_sweeps.types import EstimatorFunction, Problem, RewardFunction, TaskData
+from grpo_sweeps.types import EstimatorFunction, Problem, TaskData
 
 VERIFIED_ROWS = 4  # of the block that is verified before the first step
 
@@ -79,7 +81,8 @@ class Setup:
     optimizer: MasterAdamW
     gram: GradientGram | None
     data: TaskData
-    reward: RewardFunction
+    reward: Rewarder
+    judge: Judge
     estimator: EstimatorFunction
     precision: Precision = field(default_factory=Precision)
     room: Room = field(default_factory=Room)
@@ -89,11 +92,12 @@ class Setup:
     say: Callable[[str], None] = _silent  # what the run is doing where that takes a while
     noise: NoiseWindow = field(default_factory=NoiseWindow)
     stack: Stack = field(default_factory=Stack)
+    own_metrics: tuple[tuple[str, Callable[..., Any]], ...] = ()  # by name, see loop/own_metrics
 
     def close(self) -> None:
         """End what runs in other processes for this run."""
-        if isinstance(self.reward, RewardProcess):
-            self.reward.close()
+        self.reward.close()
+        self.judge.close()
 
     def problems(self, step: int) -> list[Problem]:
         """The step's prompts: a walk through a fresh permutation of the training problems in each epoch.
@@ -108,9 +112,12 @@ class Setup:
         return chosen
 
     def prompt(self, problem: Problem) -> str:
-        """The problem as the model sees it. A plain replacement: braces in a question are text."""
-        text: str = getattr(self.config.task, self.config.prompt_key)
-        return text.replace("{question}", problem.question)
+        """The problem as the model is asked it: the whole prompt, or the user's turn of a chat."""
+        return self.config.task.turn(problem.question, self.config.prompt_key)
+
+    def asked(self, problem: Problem) -> str | list[dict[str, str]]:
+        """The prompt as TRL has it: the text, or the messages that the chat template is given."""
+        return self.policy.messages(self.prompt(problem)) if self.policy.chat_template else self.prompt(problem)
 
 
 def prepare(config: RunConfig, say: Callable[[str], None] = _silent) -> Setup:
@@ -120,15 +127,14 @@ def prepare(config: RunConfig, say: Callable[[str], None] = _silent) -> Setup:
         ConfigError: for data, a model or a function that cannot be used.
     """
     _seed_everything(config.seed)
-    reward: RewardFunction = load_function(config.reward, "reward", positional=3)
-    if config.reward_timeout is not None:
-        reward = RewardProcess(config.reward, config.reward_timeout)
+    judge = Judge(config.task.verdict)
+    reward = Rewarder(config, judge)
     estimator = load_estimator(config.estimator)
     with working_directory_kept():  # the model's path may be relative
         data = load_function(config.task.function, "task", positional=0)()
     check_data(data, config)
     say(f"loading {config.model.name}")
-    policy = load_policy(config.model, resolve_device(config.trainer.device))
+    policy = replace(load_policy(config.model, resolve_device(config.trainer.device)), turns=turns_of(config))
     sampler = samplers.load(config.rollout.engine, policy)
     reference = Reference(policy.model) if config.objective.kl_beta > 0 else None
     gram = GradientGram(policy.model) if config.analysis.every else None
@@ -138,8 +144,20 @@ def prepare(config: RunConfig, say: Callable[[str], None] = _silent) -> Setup:
     optimizer = MasterAdamW(policy.model.parameters(), config.trainer)
     critic = _critic(config, policy) if config.objective.critic else None
     return Setup(
-        config, policy, sampler, optimizer, gram, data, reward, estimator, reference=reference, critic=critic, say=say
+        config, policy, sampler, optimizer, gram, data, reward, judge, estimator,
+        reference=reference, critic=critic, say=say,
+        own_metrics=load_own_metrics(config.analysis.own_metrics),
     )  # fmt: skip
+
+
+def turns_of(config: RunConfig) -> Turns:
+    """What a run's prompts have around the question."""
+    task = config.task
+    before = [{"role": "system", "content": task.system}] if task.system is not None else []
+    for example in task.few_shot:
+        asked = task.turn(example["question"], config.prompt_key)
+        before += [{"role": "user", "content": asked}, {"role": "assistant", "content": example["answer"]}]
+    return Turns(tuple(before), task.assistant_prefix or "", config.model.chat_template_kwargs)
 
 
 def _critic(config: RunConfig, policy: Policy) -> Critic:

@@ -22,6 +22,7 @@ import torch
 
 from grpo_sweeps.engine.optim import learning_rate
 from grpo_sweeps.loop.measured import Measured, keep_stack, measured_block, stacks
+from grpo_sweeps.loop.own_metrics import own_metrics
 from grpo_sweeps.loop.results import StepResult, StepTimes, completions, record, step_metrics
 from grpo_sweeps.loop.rollouts import Rated, rollouts_with_advantages
 from grpo_sweeps.loop.room import measure_room
@@ -50,7 +51,9 @@ def training_step(setup: Setup, step: int) -> StepResult:
     update = apply_update(setup, step, lr)
     times.mark("update")
     groups = [record(rated, measured, step, g) for g in range(len(rated.problems))]
-    metrics = step_metrics(groups, rated.rollouts, measured, update.grad_norm, lr, times, setup.config.analysis.scores)
+    logged = setup.config.analysis.scores, setup.config.task.judged
+    metrics = step_metrics(groups, rated.rollouts, measured, update.grad_norm, lr, times, *logged)
+    metrics |= own_metrics(setup, groups)
     metrics |= (
         before
         | rated.metrics

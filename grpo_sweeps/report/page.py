@@ -214,15 +214,19 @@ def samples(sweep: Sweep) -> list[dict[str, Any]]:
     equal reward): a row of `completions` each, with `taught`.
 
     The group is the latest with different rewards and an advantage that is not 0; without such a one the latest with
-    such an advantage, else the latest of all, which taught nothing: `taught` is False.
+    such an advantage, else the latest of all, which taught nothing: `taught` is False. `judged`: its task has verdicts.
     """
     if not len(sweep.completions):
         return []
     shown: list[dict[str, Any]] = []
+    judged = set(sweep.runs.loc[sweep.runs["verdict"] != "none", "run"])
     for _, cell in sweep.completions.groupby(["arm", "R"]):
         ordered, taught = best_group(cell)
         chosen = pd.concat([ordered.head(1), ordered.iloc[1:].tail(1)])
-        shown += [{str(k): v for k, v in row.items()} | {"taught": taught} for row in chosen.to_dict("records")]
+        shown += [
+            {str(k): v for k, v in row.items()} | {"taught": taught, "judged": row["run"] in judged}
+            for row in chosen.to_dict("records")
+        ]
     return shown
 
 

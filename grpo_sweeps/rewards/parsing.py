@@ -97,11 +97,15 @@ def number(text: str) -> Decimal | None:
     return _only(_prepare(text))
 
 
-def _prepare(text: str) -> str:
+def spoken(text: str) -> str:
+    """A completion without what is thought, up to where it runs on into another question or turn."""
     text = _said(text.replace("\r\n", "\n"))
     run_on = RUN_ON.search(text)
-    text = text[: run_on.start()] if run_on else text
-    text = text.replace("{,}", ",").replace(r"\,", ",").translate(LOOKALIKES)
+    return text[: run_on.start()] if run_on else text
+
+
+def _prepare(text: str) -> str:
+    text = spoken(text).replace("{,}", ",").replace(r"\,", ",").translate(LOOKALIKES)
     return SENTENCE_END.sub(" ", text)
 
 

@@ -41,7 +41,7 @@ PREFIX = "grpo_sweeps_check_"
 PARTS = {
     "prepare": "loading model and data", "load_policy": "loading the model", "check_data": "loading the data",
     "resume": "resuming from the checkpoint", "save": "writing the checkpoint", "draw": "sampling",
-    "reward_of": "the reward", "_advantages": "the estimator", "verify": "verifying the Gram",
+    "rewards_of": "the reward", "_advantages": "the estimator", "verify": "verifying the Gram",
     "backward": "the backward pass", "backward_of_loss": "the backward pass", "prepare_terms": "scoring",
     "step_credit": "continuations", "apply_update": "the update", "log_groups": "writing the records",
 }  # fmt: skip

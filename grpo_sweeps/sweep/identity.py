@@ -16,7 +16,11 @@ from grpo_sweeps.config import ObjectiveConfig, RunConfig, changes_no_result, fl
 LENGTH = 12  # hexadecimal digits: 48 bits, so two of a million runs in one sweep collide with probability 0.002
 
 # Later keys, at the value that means the same as their absence: older runs keep their identity.
-ADDED = {"budget": "prompts", "objective.continuations": 0, "task.chat_prompt": None}
+ADDED: dict[str, Any] = {
+    "budget": "prompts", "objective.continuations": 0, "task.chat_prompt": None, "task.verdict": "numbers",
+    "task.system": None, "task.few_shot": [], "task.assistant_prefix": None, "model.chat_template_kwargs": {},
+    "reward_on_failure": "stop", "rollout.cut": "keep", "rollout.cut_penalty": 0.0,
+}  # fmt: skip
 
 # Settings of what may be switched off: they count only while it is on.
 SETTINGS_OF: dict[str, Callable[[ObjectiveConfig], bool]] = {
@@ -54,6 +58,8 @@ def is_irrelevant(key: str, config: RunConfig) -> bool:
         return config.trainer.schedule == "constant"
     if key in SETTINGS_OF and not SETTINGS_OF[key](config.objective):
         return True
+    if key in ("reward_timeout", "reward_retries"):  # a failure that ends the run leaves no result to differ
+        return config.reward_on_failure == "stop"
     if key == "budget_R":
         return config.budget != "rollouts"
     if key in ("task.prompt", "task.chat_prompt"):  # the one that the model does not see

@@ -22,7 +22,7 @@ from typing import Any
 from grpo_sweeps import paths
 from grpo_sweeps.cli import count, say
 from grpo_sweeps.config import LaunchConfig, RunConfig, flatten, shown, to_mapping
-from grpo_sweeps.config.checks import check, check_device, check_functions, check_launch, check_tasks
+from grpo_sweeps.config.checks import check, check_device, check_functions, check_launch, check_tasks, is_fetched
 from grpo_sweeps.sweep import preflight
 from grpo_sweeps.sweep.command import command_of
 from grpo_sweeps.sweep.execute import RunResult, Signals, execute
@@ -94,7 +94,9 @@ def plan(
             check_device(device)
     found = preflight.look(due, gpu_mem_gb)
     if made.dry_run:  # which downloads nothing, and shows the whole grid
-        return replace(made, notes=(*made.notes, *found.problems, *found.notes))
+        check_tasks([config for config in due if not is_fetched(config)], origins.tasks)
+        unread = sorted({f"task={c.task.name}: of a hub, read when the run starts" for c in due if is_fetched(c)})
+        return replace(made, notes=(*made.notes, *unread, *found.problems, *found.notes))
     if found.problems:
         raise ConfigError(found.problems[0])
     check_tasks(due, origins.tasks)
@@ -255,8 +257,12 @@ def _distinct(
 
 
 def _distinct_functions(kept: Iterable[tuple[RunConfig, str]]) -> list[RunConfig]:
-    """One run for each different set of task, reward and estimator: the others need no check."""
-    return list({repr((config.task.function, config.reward, config.estimator)): config for config, _ in kept}.values())
+    """One run for each different set of what `check_functions` looks at: the others need no check."""
+    found = {}
+    for c, _ in kept:
+        own = c.task.verdict, c.objective.continuations
+        found[repr((c.task.function, c.reward, c.estimator, *own))] = c
+    return list(found.values())
 
 
 def _not_started(run: PlannedRun) -> RunResult:

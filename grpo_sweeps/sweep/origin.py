@@ -8,6 +8,7 @@ from pathlib import Path
 
 from grpo_sweeps.config import ModelConfig, RunConfig
 from grpo_sweeps.config.checks import load_task
+from grpo_sweeps.config.rewards import reward_parts
 from grpo_sweeps.tracking import digests, provenance
 from grpo_sweeps.tracking.made_by import REMEDY, STALE, UNKNOWN, MadeBy, changes, other_code
 from grpo_sweeps.types import ConfigError, TaskData
@@ -24,8 +25,10 @@ class Stale(ConfigError):
 
 def functions_of(config: RunConfig) -> dict[str, dict[str, str]]:
     """{"reward._target_=my.reward": {module: digest}} of functions of the user's own."""
-    named = {"task": config.task.function, "reward": config.reward, "estimator": config.estimator}
+    named = {"task": config.task.function, "estimator": config.estimator}
+    named |= {part.key: part.function for part in reward_parts(config.reward)}
     targets = {f"{key}._target_={function.target}": function.target for key, function in named.items()}
+    targets |= {f"analysis.own_metrics={target}": target for target in config.analysis.own_metrics}
     if "." in config.rollout.engine:
         targets[f"rollout.engine={config.rollout.engine}"] = config.rollout.engine
     found = {key: digests.of_function(target) for key, target in targets.items()}

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import json
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from pathlib import Path
 
 from grpo_sweeps.rewards.parsing import number
+from grpo_sweeps.tasks.rows import Row, first, from_file, from_hub
 from grpo_sweeps.types import ConfigError, Problem, TaskData
 
 DATASET = "openai/gsm8k"
@@ -40,45 +40,18 @@ def gsm8k(path: str | None = None, n_train: int | None = None, n_held_out: int |
             f"task.path={path} is not allowed: {len(shared)} question(s) stand in both train and test, "
             f"the first of them {min(shared)[:60]!r}; they must be disjoint."
         )
-    return TaskData(_first(train, n_train, "n_train"), _first(held_out, n_held_out, "n_held_out"))
+    return TaskData(first(train, n_train, "n_train"), first(held_out, n_held_out, "n_held_out"))
 
 
 def _from_file(file: Path) -> tuple[Problem, ...]:
-    try:
-        lines = file.read_text(encoding="utf-8").split("\n")
-    except (OSError, UnicodeDecodeError) as error:
-        raise ConfigError(f"task.path={file.parent} cannot be read ({file.name}: {error}); give {ALLOWED}.") from error
-    return _problems(_rows(lines, file), file.stem)
-
-
-def _rows(lines: Iterable[str], file: Path) -> Iterable[tuple[str, Mapping[str, object]]]:
-    for index, line in enumerate(lines, start=1):
-        where = f"{file} line {index}"
-        if not line.strip():
-            continue
-        try:
-            row = json.loads(line)
-        except (json.JSONDecodeError, RecursionError) as error:
-            raise ConfigError(f"task.path: {where} is not JSON ({error}); give {ALLOWED}.") from error
-        if not isinstance(row, dict):
-            raise ConfigError(f"task.path: {where} is not an object; give {ALLOWED}.")
-        yield where, row
+    return _problems((row for _, row in from_file(file, ALLOWED)), file.stem)
 
 
 def _from_hub(split: str) -> tuple[Problem, ...]:
-    try:
-        import datasets
-
-        rows = datasets.load_dataset(DATASET, "main", split=split)
-    except Exception as error:  # whatever the library, the network or the cache raises: the remedy is the same
-        reason = f"{type(error).__name__}: {error}".splitlines()[0][:200]
-        raise ConfigError(
-            f"task.path=null is not allowed here because {DATASET} could not be loaded ({reason}); give {ALLOWED}."
-        ) from error
-    return _problems(((f"{DATASET} {split} row {index}", row) for index, row in enumerate(rows)), split)
+    return _problems((row for _, row in from_hub(DATASET, "main", split, "task.path=null", ALLOWED)), split)
 
 
-def _problems(rows: Iterable[tuple[str, Mapping[str, object]]], split: str) -> tuple[Problem, ...]:
+def _problems(rows: Iterable[Row], split: str) -> tuple[Problem, ...]:
     problems = []
     for index, (where, row) in enumerate(rows):
         question, solution = row.get("question"), row.get("answer")
@@ -90,14 +63,3 @@ def _problems(rows: Iterable[tuple[str, Mapping[str, object]]], split: str) -> t
             raise ConfigError(f"task.path: {where} has no number after {MARKER} in its answer; give {ALLOWED}.")
         problems.append(Problem(f"gsm8k-{split}-{index}", question.strip(), answer.replace(",", ""), solution))
     return tuple(problems)
-
-
-def _first(problems: tuple[Problem, ...], count: int | None, key: str) -> tuple[Problem, ...]:
-    if count is None and problems:
-        return problems
-    if count is None or isinstance(count, bool) or not isinstance(count, int) or not 1 <= count <= len(problems):
-        raise ConfigError(
-            f"task.{key}={'null' if count is None else count} is not allowed: the data holds {len(problems)} problems; "
-            "give null for all of them or a whole number from 1 to that."
-        )
-    return problems[:count]

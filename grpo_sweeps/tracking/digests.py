@@ -279,7 +279,7 @@ def _installed(search: tuple[str, ...]) -> list[Path]:
 
 
 def of_data(data: TaskData) -> dict[str, str]:
-    """{"train": "8192 problems, <digest>", "held_out": ...}, by id, question, answer and solution, in order."""
+    """{"train": "8192 problems, <digest>", "held_out": ...}, by id, question, answer, solution, columns, in order."""
     return {key: f"{len(half)} problems, {_of_problems(half)}" for key, half in _halves(data)}
 
 
@@ -288,10 +288,13 @@ def _halves(data: TaskData) -> tuple[tuple[str, Sequence[Problem]], ...]:
 
 
 def _of_problems(problems: Iterable[Problem]) -> str:
-    """repr tells ("a", "bc") from ("ab", "c"), and quickly."""
+    """repr tells ("a", "bc") from ("ab", "c"), and quickly. Problems without columns have the digest of before there
+    were any."""
     digest = hashlib.sha256()
     for one in problems:
-        digest.update(f"{(one.id, one.question, one.answer, one.solution)!r}\n".encode("utf-8", "surrogatepass"))
+        parts = (one.id, one.question, one.answer, one.solution)
+        more = (json.dumps(dict(one.columns), sort_keys=True, default=str),) if one.columns else ()
+        digest.update(f"{(*parts, *more)!r}\n".encode("utf-8", "surrogatepass"))
     return digest.hexdigest()[:LENGTH]
 
 

@@ -218,23 +218,37 @@ def _one_rollout(c: Course) -> str:
     )
 
 
+def _right_by_a_reading(c: Course) -> str:
+    """What would find right answers where the reward finds none."""
+    by = {name: c.mean(f"reward/{name}") or 0.0 for name in ("strict", "flexible")}
+    best = max(by, key=lambda name: by[name])
+    if not by[best]:
+        return ""
+    if c.value("task.verdict") in (None, "numbers"):
+        words = {"strict": "the number after ####", "flexible": "the last number of the text"}[best]
+        remedy = f"reward={({'strict': 'exact_match', 'flexible': 'exact_match_flexible'})[best]} takes it"
+    else:
+        words = {"strict": "an answer after #### or in a box", "flexible": "a looser one"}[best]
+        wanted = "the prompt should ask for an answer after #### or in \\boxed{}, which reward=correct reads"
+        remedy = "reward=correct takes it" if best == "strict" else wanted
+    return f"{best} parsing ({words}) finds {percent(by[best])} right: {remedy}"
+
+
 def _reward_zero(c: Course) -> str:
     if not c.only_zeros:
         return ""
-    by = {name: c.mean(f"reward/{name}") or 0.0 for name in ("strict", "flexible")}
-    best = max(by, key=lambda name: by[name])
-    words = {"strict": "the number after ####", "flexible": "the last number of the text"}
     reward, unseen = _short(c.value("reward._target_")), 1 - 0.05 ** (1 / c.groups)
     sentence = (
         f"every reward is 0 (reward {reward}, {c.rollouts} rollouts of {c.groups} prompts: at 95% confidence less than "
         f"{percent(unseen)} would be right), so that nothing is learned; "
     )
-    if by[best]:
-        choice = {"strict": "exact_match", "flexible": "exact_match_flexible"}[best]
-        return sentence + f"{best} parsing ({words[best]}) finds {percent(by[best])} right: reward={choice} takes it"
+    if right := _right_by_a_reading(c):
+        return sentence + right
+    kind = c.value("task.verdict")
+    nothing = "" if kind == "none" else "neither strict nor flexible parsing finds a right answer: "
     template = "" if c.value("model.chat_template") is True else "model.chat_template=true, "
     return sentence + (
-        "neither strict nor flexible parsing finds a right answer: read some completions, and try another "
+        f"{nothing}read some completions, and try another "
         f"task.prompt, {template}a longer rollout.max_new_tokens or another model"
     )
 

@@ -90,6 +90,8 @@ def composed_schema() -> type:
     values += [(name, str, dataclasses.field(default=REQUIRED)) for name in ("aggregation", "runs_dir", "budget")]
     values += [("budget_R", int, dataclasses.field(default=REQUIRED))]
     values += [("reward_timeout", float | None, dataclasses.field(default=None))]
+    values += [("reward_retries", int, dataclasses.field(default=REQUIRED))]
+    values += [("reward_on_failure", str, dataclasses.field(default=REQUIRED))]
     for name, cls in groups.items():
         twin = _writable(cls)
         values.append((name, twin, dataclasses.field(default_factory=twin)))

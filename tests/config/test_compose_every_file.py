@@ -38,7 +38,11 @@ def needed(choice: str) -> list[str]:
                "estimator": "grpo_sweeps.estimators.group.grpo"}  # fmt: skip
     if choice == "tracking=custom":
         return ["tracking.kind=my_module.MyTracker"]
-    return [f"{key}._target_={targets[key]}"] if name == "custom" else []
+    own = {
+        "task=jsonl": [f"task.path={ROOT / 'tests' / 'data' / 'gsm8k_sample'}"], "task=hub": ["task.dataset=a/b"],
+        "reward=several": [f"+reward.functions.right._target_={targets['reward']}"],
+    }  # fmt: skip
+    return [f"{key}._target_={targets[key]}"] if name == "custom" else own.get(choice, [])
 
 
 def test_files_are_found() -> None:

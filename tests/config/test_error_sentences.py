@@ -12,6 +12,8 @@ import pytest
 from grpo_sweeps.run import main
 
 ROOT = Path(__file__).resolve().parents[2]
+DATA = ROOT / "tests" / "data" / "gsm8k_sample"
+STRICT = "grpo_sweeps.rewards.exact_match.strict"
 ENVIRONMENT = {"PYTHONPATH": str(ROOT), "PATH": "/usr/bin:/bin"}
 # command -> words that its sentence must hold
 CASES: dict[str, tuple[str, ...]] = {
@@ -159,6 +161,63 @@ CASES: dict[str, tuple[str, ...]] = {
     "R=3 budget=rollouts": ("R=3: budget=rollouts has", "16 x 4 = 64 rollouts a step", "a divisor of that is needed"),
     "-m R=2,4,128 budget=rollouts": ("R=128: budget=rollouts has",),
     "R=2 budget=rollouts budget_R=64 task.n_train=500": ("512 groups a step by budget=rollouts: the task has 500",),
+    # verdicts, own data and rewards
+    "task.verdict=maybe": ("task.verdict=maybe: choose one of numbers, exact, choice, math, none",),
+    "task.verdict=choice": ("task.verdict=choice: the answer '", "of problem arithmetic-", "one letter from A to E is"),
+    "task.verdict=math": ("task.verdict=math: needs the package math-verify (pip install 'grpo_sweeps[math]')",),
+    "reward=correct task.verdict=none": ("reward.verdict=none: task.verdict=none has nothing to compare with",),
+    "reward=correct reward.verdict=half": ("reward.verdict=half: choose one of numbers, exact, choice, math",),
+    "task=jsonl": ("task.path",),
+    "task=jsonl task.path=nowhere": ("task.path=nowhere: a folder with train.jsonl and test.jsonl, or one file with",),
+    f"task=jsonl task.path={DATA} dry_run=true": ("trainer.prompts=16: the task has 3 training problems",),
+    f"task=jsonl task.path={DATA} reward=exact_match dry_run=true": (
+        "reward._target_=grpo_sweeps.rewards.exact_match.strict: the answer 'The baker",
+        "of problem train-1",
+        "reward=correct",
+    ),
+    f"task=jsonl task.path={DATA} task.answer=reply dry_run=true": (
+        "task.answer=reply: ",
+        "train.jsonl line 1 has no such column",
+        "it has question, answer",
+    ),
+    "reward=several": ("reward.functions={}: one function or more is needed", "+reward.functions.NAME._target_="),
+    "reward=several +reward.functions.a.weight=1": ("reward.functions.a._target_=None: the dotted path of a function",),
+    f"reward=several +reward.functions.strict._target_={STRICT}": (
+        "reward.functions.strict: reward/strict is another",
+    ),
+    f"reward=several +reward.functions.a._target_={STRICT} +reward.functions.a.weight=x": (
+        "reward.functions.a.weight=x: a number is needed",
+    ),
+    f"reward=several +reward.functions.a._target_={STRICT} +reward.functions.a.q=1": (
+        "reward.functions.a.q=1",
+        "takes no argument of that name",
+        "~reward.functions.a.q",
+    ),
+    "+reward.per=step": ("reward.per=step: choose one of rollout, group, batch, trl",),
+    "task.system=hello": (
+        "task.system=hello: ",
+        "model.chat_template=true is needed; without one write it into task.prompt",
+    ),
+    "task.few_shot=[{question:a,answer:b}]": ("task.few_shot=[{", "without one write the examples into task.prompt"),
+    "task.few_shot=[{question:a}]": ("task.few_shot={'question': 'a'}: each example needs a question and an answer",),
+    "task.few_shot=hello": ("task.few_shot=hello: a list of examples is expected",),
+    "task.assistant_prefix=3": ("task.assistant_prefix=3: a text is needed, or null",),
+    "+model.chat_template_kwargs.x=1": ("model.chat_template_kwargs={'x': 1}: ", "model.chat_template=true is needed"),
+    "+model.chat_template_kwargs.tokenize=true": ("model.chat_template_kwargs.tokenize=true: the run sets it itself",),
+    "model.chat_template_kwargs=3": ("model.chat_template_kwargs",),
+    "reward_retries=-1": ("reward_retries=-1: at least 0 is needed",),
+    "reward_on_failure=skip": ("reward_on_failure=skip: choose one of stop, zero",),
+    "rollout.cut=drop": ("rollout.cut=drop: choose one of keep, mask",),
+    "rollout.cut_penalty=-1": ("rollout.cut_penalty=-1.0: at least 0 is needed",),
+    "objective=vine rollout.cut_penalty=1": ("rollout.cut_penalty=1.0", "0 is needed"),
+    f"-m objective.continuations=2,0 estimator=reinforce reward=custom reward._target_={STRICT} +reward.per=group": (
+        f"reward._target_={STRICT}: it is called with a whole group",
+        "called per rollout is needed",
+    ),
+    "analysis.own_metrics=[math.sqrt]": (
+        "analysis.own_metrics=math.sqrt: must be callable with 4 positional arguments",
+    ),
+    "analysis.own_metrics=[nothing.here]": ("analysis.own_metrics=nothing.here: cannot be imported",),
     # paths and functions
     "model.path=./nothing": ("model.path=./nothing: no such file or folder",),
     "model.path=a/b/c": ("model.path=a/b/c: no such file or folder",),

@@ -18,10 +18,10 @@ from grpo_sweeps.types import Problem
 from tests.composing import run_config as configured
 
 PROBLEM = Problem("p", "Ana has {a} bags of 9 pens: 18 pens?", "18")
-TASKS = sorted(  # those with a function; custom waits for one
+TASKS = sorted(  # those with texts of their own; custom waits for a function, jsonl and hub for data
     path.stem
     for path in (conf_dir() / "task").glob("*.yaml")
-    if yaml.safe_load(path.read_text(encoding="utf-8"))["_target_"] != "???"
+    if yaml.safe_load(path.read_text(encoding="utf-8")).get("_target_", "???") != "???"
 )
 PRETRAINED = ("smollm2_135m", "qwen2_5_coder_0_5b")
 

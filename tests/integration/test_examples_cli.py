@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import shlex
 import subprocess
@@ -54,8 +55,10 @@ def test_documented_command_composes(command: str, tmp_path: Path) -> None:
         folder = tmp_path / "data" / "gsm8k"
         folder.mkdir(parents=True)
         for split in ("train", "test"):
-            line = '{"question": "%s: 1 + 1?", "answer": "1 + 1 = 2\\n#### 2"}\n' % split  # noqa: UP031
-            (folder / f"{split}.jsonl").write_text(line)
+            lines = [
+                {"question": f"{split}: {i} + 1?", "answer": f"{i} + 1 = {i + 1}\n#### {i + 1}"} for i in range(256)
+            ]
+            (folder / f"{split}.jsonl").write_text("\n".join(map(json.dumps, lines)))
         (tmp_path / "models").mkdir()
         (tmp_path / "models" / "SmolLM2-135M-Instruct.Q4_1.gguf").write_bytes(b"GGUF")
         command = command.replace("$HOME", str(tmp_path))

@@ -56,6 +56,18 @@ def test_reward_zero_names_the_reward_and_the_parsing_that_would_give_more() -> 
     assert "reward 0" not in found({"reward": 0.0, "reward_std": 1.0}), "rewards of 1 and -1"
 
 
+def test_reward_zero_speaks_of_the_tasks_verdict() -> None:
+    none = ZERO | {"reward/strict": 0.0, "reward/flexible": 0.0}
+    assert "neither strict nor flexible" in found(none, task__verdict="choice")["reward 0"]
+    without = {name: value for name, value in WELL.items() if name not in ("reward/strict", "reward/flexible")}
+    (said,) = symptoms(config(task__verdict="none"), [without | ZERO] * 4)
+    assert "parsing" not in said.sentence and "read some completions" in said.sentence
+    looser = found(ZERO | {"reward/strict": 0.0, "reward/flexible": 0.2}, task__verdict="exact")["reward 0"]
+    assert "finds 20% right: the prompt should ask for an answer after #### or in \\boxed{}" in looser
+    strict = found(ZERO | {"reward/strict": 0.2, "reward/flexible": 0.2}, task__verdict="exact")["reward 0"]
+    assert strict.endswith("finds 20% right: reward=correct takes it")
+
+
 def test_one_reward_ends_it() -> None:
     rows = [WELL | ZERO] * 3 + [WELL]
     assert symptoms(CONFIG, rows) == []

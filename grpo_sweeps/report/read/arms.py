@@ -22,6 +22,7 @@ ALL = "all"
 # Besides what changes no result: what every arm has several of, how long and how often, and how finely.
 WITHIN_AN_ARM = {
     "R", "seed", "trainer.steps", "trainer.eval_every", "trainer.eval_problems", "trainer.eval_samples", "analysis.by",
+    "reward_timeout", "reward_retries",
 }  # fmt: skip
 MAY_FOLLOW_R = ("trainer.", "rollout.")
 REPRESENTATIVES = {

@@ -106,6 +106,7 @@ class Records(Sequence[GroupRecord]):
 RUN_COLUMNS = [
     "run", "name", "arm", "R", "seed", "state", "step", "total", "error", "commit", "dirty", "started", "ended",
     "command", "model", "model_path", "task", "reward", "estimator", "aggregation", "prompts", "path",
+    "verdict",
 ]  # fmt: skip
 _LOADER = getattr(yaml, "CSafeLoader", yaml.SafeLoader)  # the same loader in C where there is one, ten times as fast
 
@@ -318,6 +319,7 @@ def _runs_frame(
                 "task": _get(config, "task.name"), "reward": _get(config, "reward._target_"),
                 "estimator": _get(config, "estimator._target_"), "aggregation": config.get("aggregation"),
                 "prompts": _groups(config), "path": str(path / run),
+                "verdict": _get(config, "task.verdict") or "numbers",
             }
         )  # fmt: skip
     frame = pd.DataFrame(rows, columns=RUN_COLUMNS)

@@ -169,7 +169,8 @@ def first_and_last(sweep: Sweep, arm: str, R: int) -> pd.DataFrame:
 def scored_evals(sweep: Sweep) -> pd.DataFrame:
     """`evals` with `sampled` (share of correct samples; NaN without samples) and `greedy` (0 or 1).
 
-    A run that is rewarded for the flexible parsing is scored by it, every other run by the strict one.
+    A run that is rewarded for the flexible parsing is scored by it, every other run by the strict one; one whose task
+    has no verdicts has NaN for both.
     """
     names = ["strict", "flexible", "greedy_strict", "greedy_flexible"]
     evals = sweep.evals.reindex(columns=["run", "arm", "R", "seed", "step", "problem_id", "samples", *names]).copy()
@@ -178,6 +179,8 @@ def scored_evals(sweep: Sweep) -> pd.DataFrame:
     correct = evals["flexible"].where(flexible, evals["strict"]).astype(float)
     evals["sampled"] = correct / samples.where(samples > 0)
     evals["greedy"] = evals["greedy_flexible"].where(flexible, evals["greedy_strict"]).astype(float)
+    judged = ~evals["run"].isin(sweep.runs.loc[sweep.runs["verdict"] == "none", "run"])
+    evals[["sampled", "greedy"]] = evals[["sampled", "greedy"]].where(judged, axis=0)
     return evals
 
 

@@ -16,6 +16,8 @@ from typing import Any
 import pytest
 
 from grpo_sweeps.config import FunctionConfig, to_mapping
+from grpo_sweeps.config.rewards import RewardPart
+from grpo_sweeps.loop.judging import Judge
 from grpo_sweeps.loop.reward_process import RewardProcess, RewardStopped
 from grpo_sweeps.loop.train import train
 from grpo_sweeps.sweep.execute import execute
@@ -83,7 +85,7 @@ def reward(pids: Any) -> Iterator[Callable[..., RewardProcess]]:
     made: list[RewardProcess] = []
 
     def make(name: str, timeout_s: float = 60.0, **kwargs: Any) -> RewardProcess:
-        made.append(RewardProcess(FunctionConfig(f"own_rewards.{name}", kwargs), timeout_s))
+        made.append(RewardProcess(RewardPart(FunctionConfig(f"own_rewards.{name}", kwargs)), timeout_s))
         return made[-1]
 
     yield make
@@ -138,9 +140,10 @@ RUN = """
 import sys
 sys.path.insert(0, sys.argv[1])
 from grpo_sweeps.config import FunctionConfig
+from grpo_sweeps.config.rewards import RewardPart
 from grpo_sweeps.loop.reward_process import RewardProcess
 from grpo_sweeps.types import Problem
-RewardProcess(FunctionConfig("own_rewards.hangs"), 600.0)("x", Problem("p", "1", "1"), 0)
+RewardProcess(RewardPart(FunctionConfig("own_rewards.hangs")), 600.0)("x", Problem("p", "1", "1"), 0)
 """
 
 
@@ -185,3 +188,29 @@ def test_a_run_whose_reward_hangs_fails_with_one_sentence(make_config: Any, pids
     )
     assert result.error.endswith(" in step 0")
     until_gone(pids())
+
+
+MATH = """
+import time
+def parse(text, **_):
+    while "forever" in text:
+        time.sleep(1)
+    return [text.strip("$")]
+def verify(gold, found, **_):
+    return gold == found
+"""
+
+
+def test_a_verdict_that_takes_too_long_is_not_right(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "math_verify.py").write_text(MATH)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    judge = Judge("math", limit_s=0.5)
+    problem = Problem("p", "?", "1/2")
+    try:
+        judge(r"\boxed{1/2}", problem)  # starts the process
+        texts = [r"\boxed{1/2}", r"\boxed{forever}", r"\boxed{forever}", r"\boxed{1/3}"]
+        assert [v.strict for v in judge.all(texts, [problem] * 4)] == [True, False, False, False]
+        assert judge.metrics() == {"verdict/stopped": 1.0}, "and the same text is not asked for again"
+    finally:
+        judge.close()
+    assert Judge("exact").metrics() == {}

@@ -307,7 +307,8 @@ def test_flexible_is_strict_where_nothing_is_boxed(completion: str) -> None:
 @pytest.mark.parametrize("text", ["It is 18.", "#### 18", r"\boxed{18}"])
 def test_a_stop_string_cuts_no_right_answer(text: str) -> None:
     """What follows a task's stop string is run on by the parser's rules too: a stop changes no verdict."""
-    stops = {stop for path in TASKS.glob("*.yaml") for stop in yaml.safe_load(path.read_text(encoding="utf-8"))["stop"]}
+    files = [yaml.safe_load(path.read_text(encoding="utf-8")) for path in TASKS.glob("*.yaml")]
+    stops = {stop for file in files for stop in file.get("task", file)["stop"]}
     assert len(stops) >= 4
     for stop in stops:
         assert verdict(f"{text}{stop} 7\n#### 7", "18") == verdict(text, "18"), stop

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from grpo_sweeps.config import IRRELEVANT, RunConfig, flatten, to_mapping
-from grpo_sweeps.sweep.identity import display_names, identity, is_irrelevant
+from grpo_sweeps.sweep.identity import ADDED, display_names, identity, is_irrelevant
 
 MAPPING: dict[str, Any] = {
     "R": 4, "seed": 0, "sweep": "adhoc", "aggregation": "sum", "runs_dir": "runs",
@@ -39,6 +39,8 @@ def changed(value: Any) -> Any:
         return value + 1
     if isinstance(value, list):
         return [*value, *value, 0.5] if value and not isinstance(value[0], str) else [*value, "x"]
+    if isinstance(value, dict):
+        return {**value, "x": 1}
     return 3 if value is None else f"{value}x"
 
 
@@ -87,7 +89,7 @@ def test_settings_of_an_objective_count_where_it_is_on() -> None:
 def test_runs_at_equal_prompts_have_the_identity_of_before_there_were_budgets() -> None:
     one = config()
     flat = {k: v for k, v in flatten(to_mapping(one)).items() if not is_irrelevant(k, one)}
-    flat = {k: v for k, v in flat.items() if k != "budget" and not k.startswith("objective.")}
+    flat = {k: v for k, v in flat.items() if k not in ADDED and not k.startswith("objective.")}
     text = json.dumps(flat, sort_keys=True, separators=(",", ":")).replace(".0,", ",").replace(".0}", "}")
     assert "budget" not in text and identity(one) == hashlib.sha256(text.encode()).hexdigest()[:12]
     assert identity(config(budget_R=8)) == identity(one)

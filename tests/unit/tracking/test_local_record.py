@@ -143,13 +143,15 @@ def test_frames_hold_what_the_records_hold(tmp_path: Path) -> None:
     with LocalRecord(tmp_path) as record:
         record.log_groups(groups)
         record.log_completions([completion(0, i, text=f"=cmd|'\n\x00{i} é") for i in range(2)])
-        record.log_evals([EvalRecord(0, "q1", 4, 2, 3, True, False)])
+        record.log_evals([EvalRecord(0, "q1", 4, 2, 3, True, False, 0.5, 1.0)])
     frame = groups_frame(tmp_path)
     assert frame["gram"][0].tobytes() == groups[0].gram.tobytes() and frame["gram"][1] is None  # type: ignore[union-attr]
     assert frame["rewards"][2] == groups[2].rewards and list(frame["R"]) == [2, 2, 2]
     assert list(completions_frame(tmp_path)["text"]) == [c.text for c in read_completions(tmp_path)]
     assert read_completions(tmp_path)[1].text == "=cmd|'\n\x001 é"
-    assert read_evals(tmp_path) == [EvalRecord(0, "q1", 4, 2, 3, True, False)] and evals_frame(tmp_path).shape == (1, 7)
+    assert read_evals(tmp_path) == [EvalRecord(0, "q1", 4, 2, 3, True, False, 0.5, 1.0)] and evals_frame(
+        tmp_path
+    ).shape == (1, 9)
 
 
 def test_the_same_prompt_twice_in_a_step_stays_two_groups(tmp_path: Path) -> None:
@@ -210,6 +212,25 @@ def test_groups_written_before_same_as_are_read_without_it(tmp_path: Path) -> No
     with LocalRecord(tmp_path) as record:
         record.log_groups(expected[2:])
     assert_groups(tmp_path, expected)
+
+
+def test_evaluations_written_before_rewards_are_read_as_they_were(tmp_path: Path) -> None:
+    expected = [EvalRecord(step, "q1", 4, 2, 3, True, False) for step in range(3)]
+    names = [f.name for f in fields(EvalRecord) if "reward" not in f.name]
+    Older = make_dataclass("EvalRecord", [(f.name, f.type, f) for f in fields(EvalRecord) if f.name in names])
+    old = journal_module.Journal(tmp_path / "evals", Older, ("step", "problem_id"), ("step",))
+    for written in expected[:2]:  # one in a segment, one in the journal
+        old.append([Older(**{name: getattr(written, name) for name in names})])
+        if written.step == 0:
+            old.compact()
+    old.close()
+    with LocalRecord(tmp_path) as record:
+        record.log_evals([replace(expected[2], reward=0.5, greedy_reward=1.0)])
+    found = read_evals(tmp_path)
+    assert [[getattr(one, name) for name in names] for one in found] == [
+        [getattr(one, name) for name in names] for one in expected
+    ]
+    assert [np.isnan([one.reward, one.greedy_reward]).all() for one in found] == [True, True, False]
 
 
 @pytest.mark.parametrize("same_as", [(0, 1), (0, 0, 1), (0, 2, 2), (-1, 1, 2), (1, 1, 2)])
