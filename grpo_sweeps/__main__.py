@@ -17,6 +17,7 @@ COMMANDS = {
     "cancel": "end what is queued or running of a sweep; the runs stay resumable",
     "report": "table, figures, claims and a page from the records of a sweep",
     "credit": "what each token of a trained model's completions deserved",
+    "export": "write a trained model as a folder that transformers and vLLM load",
     "theory": "the claims on policies whose sequences can all be listed",
     "sync": "copy records that were made without a server to MLflow",
     "bench": "what the measurement costs on this machine, and how exact it is",

@@ -19,6 +19,7 @@ import textwrap
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, fields
+from pathlib import Path
 from typing import Any, Generic, NoReturn, ParamSpec, TypeVar, get_args, get_origin, get_type_hints
 
 from grpo_sweeps import __version__, machine
@@ -313,6 +314,14 @@ def _without_reader(number: int) -> bool:
     poll = select.poll()
     poll.register(number, 0)
     return any(event & select.POLLERR for _, event in poll.poll(0))
+
+
+def new_folder(text: str) -> Path:
+    """The folder that `out=` names. Raises ConfigError where it is there and holds something, or is a file."""
+    folder = Path(text).expanduser()
+    if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
+        raise ConfigError(f"out={text}: exists and is not an empty folder; give a new one")
+    return folder
 
 
 def twice(typed: str, words: Sequence[str]) -> str:

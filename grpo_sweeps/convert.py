@@ -52,10 +52,7 @@ def _folder(options: Options) -> Path:
             raise ConfigError(f"{key} is missing: give model.path=SOURCE out=FOLDER")
     if options.dtype not in DTYPES:
         raise ConfigError(f"dtype={options.dtype}: allowed are {', '.join(DTYPES)}")
-    folder = Path(options.out).expanduser()
-    if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
-        raise ConfigError(f"out={options.out}: exists and is not an empty folder; give a new one")
-    return folder
+    return cli.new_folder(options.out)
 
 
 if __name__ == "__main__":

@@ -167,7 +167,7 @@ def test_a_run_without_a_checkpoint_is_refused(runs: Path, tmp_path: Path, capsy
     shutil.copytree(next((only(runs) / "checkpoints").glob("step_*")), second / "checkpoints" / "step_0000002")
     (second / "config.yaml").write_text("- no mapping")
     text = said(["sweep=one", "run=000", f"runs_dir={tmp_path / 'runs'}"], capsys)
-    assert "config.yaml holds no configuration" in text
+    assert "config.yaml is no configuration" in text
     assert not list(tmp_path.rglob("index.html"))
 
 

@@ -54,6 +54,7 @@ MAY_IMPORT = {
     "publish": {"types", "files", "spectra", "maths", "text"},
     "science": {*LEAVES, "paper", "exact", "publish"},
     "credit": {*LEAVES, *GROUND, "config", "engine", "loop", "tracking", "sweep", "publish"},
+    "export": {*LEAVES, *GROUND, "config", "engine", "tracking", "sweep", "publish"},
     "benchmarks": {*LEAVES, *GROUND, "cli", "config", "engine", "loop", "tracking"},
     "sweep": {*LEAVES, *GROUND, "machine", "cli", "config", "tracking", "loop"},
     "report": {*LEAVES, *GROUND, "paper", "config", "tracking", "publish"},

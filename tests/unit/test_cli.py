@@ -36,6 +36,7 @@ BAD_VALUE = {
     "sync": ("sweep=a/b", "the name of one folder"),
     "bench": ("R=x", "a whole number"),
     "convert": ("dtype=int8", "allowed are bfloat16, float16, float32"),
+    "export": ("step=x", "a whole number is needed"),
     "pretrain_tiny": ("lr=x", "a number is needed"),
 }
 BESIDE = {"cancel": ["sweep=x"], "convert": ["model.path=x", "out=y"], "pretrain_tiny": ["out=x"]}
@@ -158,7 +159,8 @@ def test_a_path_that_is_too_long_is_one_sentence(
     long = "a" * 5000
     keys = {
         "run": ["runs_dir", "model.path"], "check": ["runs_dir"], "theory": ["out"], "bench": ["model"],
-        "convert": ["model.path", "out"], "pretrain_tiny": ["out"], "sync": ["runs_dir", "sweep", "run"],
+        "convert": ["model.path", "out"], "pretrain_tiny": ["out"], "export": ["run", "out"],
+        "sync": ["runs_dir", "sweep", "run"],
     }  # fmt: skip
     for key in keys.get(name, ["runs_dir", "sweep"]):
         said = refused(name, [*BEFORE.get(name, []), f"{key}={long}"], capfd)
