@@ -16,6 +16,7 @@ COMMANDS = {
     "verify": "is every record, checkpoint and copy of a sweep whole",
     "cancel": "end what is queued or running of a sweep; the runs stay resumable",
     "report": "table, figures, claims and a page from the records of a sweep",
+    "diff": "what differs between two runs: configuration, code, data, weights, versions",
     "credit": "what each token of a trained model's completions deserved",
     "export": "write a trained model as a folder that transformers and vLLM load",
     "theory": "the claims on policies whose sequences can all be listed",

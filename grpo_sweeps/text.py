@@ -6,6 +6,7 @@ it must be seen. Formats with characters of their own (HTML, Markdown, CSV, LaTe
 
 from __future__ import annotations
 
+import re
 import sys
 import unicodedata
 from typing import TextIO
@@ -27,6 +28,16 @@ def visible(text: str) -> str:
     return "".join(
         c if c in "\n\t" or not unicodedata.category(c).startswith("C") else f"[U+{ord(c):04X}]" for c in text
     )
+
+
+def natural(text: str) -> list[str | float]:
+    """A key that sorts the numbers in a text by their size.
+
+    >>> sorted(["lr=0.0001", "R=16", "lr=1e-05", "R=8"], key=natural)
+    ['R=8', 'R=16', 'lr=1e-05', 'lr=0.0001']
+    """
+    parts = re.split(r"(\d+(?:\.\d+)?(?:[eE][-+]?\d+)?)", text)
+    return [float(part) if at % 2 else part for at, part in enumerate(parts)]
 
 
 def show(text: str, file: TextIO | None = None) -> None:

@@ -116,6 +116,7 @@ def _subtitle(sweep: Sweep) -> str:
         f"estimator {_names(runs['estimator'])}", f"R = {', '.join(str(r) for r in sorted(runs['R'].unique()))}",
         f"{runs['seed'].nunique()} seed{'s' if runs['seed'].nunique() > 1 else ''}",
     ]  # fmt: skip
+    parts += [f"chosen by where={sweep.where}"] if sweep.where else []
     return " · ".join(parts)
 
 
@@ -215,7 +216,7 @@ def samples(sweep: Sweep) -> list[dict[str, Any]]:
     if not len(sweep.completions):
         return []
     shown: list[dict[str, Any]] = []
-    for _, cell in sweep.completions.groupby(["arm", "R"]):
+    for _, cell in sweep.completions.groupby(["arm", "R"], sort=False):
         best, taught = _best(cell)
         ordered = best.sort_values(["reward", "strict"], kind="stable", ascending=False)
         chosen = pd.concat([ordered.head(1), ordered.iloc[1:].tail(1)])
@@ -256,7 +257,7 @@ def _completions(shown: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
 
 def _commands(sweep: Sweep) -> list[str]:
     made = list(dict.fromkeys(redact(str(c)) for c in sweep.runs["command"].dropna() if c))
-    return [*made, f"python -m grpo_sweeps.report sweep={shlex.quote(sweep.name)}"]
+    return [*made, f"python -m grpo_sweeps.report {shlex.join(sweep.words.split(' '))}"]
 
 
 def _commit_words(sweep: Sweep) -> str:

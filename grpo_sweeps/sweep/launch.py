@@ -23,6 +23,7 @@ from grpo_sweeps import paths
 from grpo_sweeps.cli import count, say
 from grpo_sweeps.config import LaunchConfig, RunConfig, flatten, shown, to_mapping
 from grpo_sweeps.config.checks import check, check_device, check_functions, check_launch, check_tasks
+from grpo_sweeps.config.choices import common
 from grpo_sweeps.sweep import preflight
 from grpo_sweeps.sweep.command import command_of
 from grpo_sweeps.sweep.execute import RunResult, Signals, execute
@@ -284,6 +285,8 @@ def _print_head(plan: Plan) -> None:
     line = f"sweep {plan.folder.name}: {count(len(plan.runs))}, {len(plan.due)} to do"
     line += f", {skipped} skipped" if skipped else ""
     say(line + (" (dry run: nothing is started)" if plan.dry_run else ""))
+    if len(plan.runs) > 1 and (same := common(run.frozen for run in plan.runs)):
+        say(f"  all: {same}")
 
 
 def _print_grid(plan: Plan, params: Mapping[str, Any]) -> None:

@@ -16,7 +16,19 @@ import pytest
 ROOT = Path(__file__).resolve().parents[2]
 PACKAGE = ROOT / "grpo_sweeps"
 PLUGINS = ROOT / "hydra_plugins"
-ENTRY_POINTS = {"run", "status", "cancel", "sync", "bench", "theory", "pretrain_tiny", "convert", "check", "verify"}
+ENTRY_POINTS = {
+    "run",
+    "status",
+    "cancel",
+    "sync",
+    "bench",
+    "theory",
+    "pretrain_tiny",
+    "convert",
+    "check",
+    "verify",
+    "diff",
+}
 
 LEAVES = {
     "types",

@@ -36,6 +36,7 @@ BAD_VALUE = {
     "sync": ("sweep=a/b", "the name of one folder"),
     "bench": ("R=x", "a whole number"),
     "convert": ("dtype=int8", "allowed are bfloat16, float16, float32"),
+    "diff": ("run=a", "two runs are needed"),
     "export": ("step=x", "a whole number is needed"),
     "pretrain_tiny": ("lr=x", "a number is needed"),
 }
