@@ -39,7 +39,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     if cli.page_or_version(parser, words[:1]):
         return 0
     if words[0] not in COMMANDS:
-        say(f"error: {words[0]}: no such command; allowed are {', '.join(COMMANDS)}")
+        sentence = f"{words[0]}: no such command; allowed are {', '.join(COMMANDS)}"
+        say(f"error: {cli.did_you_mean(sentence, words[0], COMMANDS)}")
         return 2
     # The process becomes that of `python -m`: `cancel` knows a process of the package by the words that started it.
     os.execv(sys.executable, [sys.executable, "-m", f"grpo_sweeps.{words[0]}", *words[1:]])

@@ -6,6 +6,7 @@ it must be seen. Formats with characters of their own (HTML, Markdown, CSV, LaTe
 
 from __future__ import annotations
 
+import os
 import re
 import sys
 import unicodedata
@@ -38,6 +39,12 @@ def natural(text: str) -> list[str | float]:
     """
     parts = re.split(r"(\d+(?:\.\d+)?(?:[eE][-+]?\d+)?)", text)
     return [float(part) if at % 2 else part for at, part in enumerate(parts)]
+
+
+def coloured(file: TextIO | None) -> bool:
+    """Whether colours may be written: to a terminal that knows them, unless NO_COLOR (no-color.org) says no."""
+    terminal = file is not None and file.isatty() and os.environ.get("TERM") != "dumb"
+    return terminal and not os.environ.get("NO_COLOR")
 
 
 def show(text: str, file: TextIO | None = None) -> None:
