@@ -26,7 +26,7 @@ from typing import Any, Generic, NoReturn, ParamSpec, TypeVar, get_args, get_ori
 from grpo_sweeps import __version__, machine
 from grpo_sweeps.paths import why_no_path
 from grpo_sweeps.redaction import redact
-from grpo_sweeps.text import coloured, plain
+from grpo_sweeps.text import plain, show
 from grpo_sweeps.types import ConfigError
 
 VERSION = f"grpo_sweeps {__version__}"
@@ -35,6 +35,7 @@ SHOWN = {int: "N", float: "X", bool: "true|false", str: "TEXT"}
 PLACES = ("FOLDER", "DIR", "FILE", "PATH", "SOURCE", "NAME", "IDENTITY")  # shown for a value that is part of a path
 MOST_SHOWN = 80  # characters of a value that is too long for a path
 MOST_SEED = 2**32 - 1
+ALIKE = 0.7  # of a word and the one that was meant, from 0 to 1
 ERROR = "error:"
 NO_READER = 141  # what a shell gives for a process that SIGPIPE ended
 WIDTH = 120
@@ -46,10 +47,7 @@ P = ParamSpec("P")
 def say(text: str) -> None:
     """Print one plain line on the standard error, without the secrets that an error message may carry. On a terminal
     the word that begins an error is red."""
-    line = plain(redact(text))
-    if line.startswith(ERROR) and coloured(sys.stderr):
-        line = f"\x1b[31m{ERROR}\x1b[0m{line.removeprefix(ERROR)}"
-    print(line, file=sys.stderr, flush=True)
+    show(redact(text), sys.stderr, red=ERROR)
 
 
 class Progress:
@@ -260,7 +258,7 @@ class Command(Generic[C]):
 
 def did_you_mean(sentence: str, word: str, words: Iterable[str], mark: str = "") -> str:
     """A sentence about a word that is not known, with the known one that looks like it, where there is one."""
-    near = [one for one in difflib.get_close_matches(word, list(words), n=1) if one != word]
+    near = [one for one in difflib.get_close_matches(word, list(words), n=1, cutoff=ALIKE) if one != word]
     return f"{sentence.rstrip('.')}; did you mean {near[0]}{mark}?" if near else sentence
 
 

@@ -13,10 +13,8 @@ from typing import Any
 from grpo_sweeps import cli
 from grpo_sweeps.config import flatten, shown
 from grpo_sweeps.redaction import redact_mapping
-from grpo_sweeps.sweep.named import find_run
 from grpo_sweeps.text import show
 from grpo_sweeps.tracking import provenance
-from grpo_sweeps.tracking.local import read_config
 from grpo_sweeps.tracking.status import RecordError, RunStatus
 from grpo_sweeps.types import ConfigError
 
@@ -45,6 +43,8 @@ def _diff(options: Options) -> int:
     runs = options.run.split(",")
     if len(runs) != 2 or not all(runs):
         raise ConfigError(f"diff: run={options.run}: two runs are needed, run=IDENTITY,IDENTITY")
+    from grpo_sweeps.sweep.named import find_run
+
     found = [find_run("diff", Path(options.runs_dir), options.sweep, run) for run in runs]
     for mark, (folder, status) in zip("ab", found, strict=True):
         show(f"{mark}: {folder.name} ({status.name}), sweep {folder.parent.name}, {status.state} at step {status.step}")
@@ -81,6 +81,8 @@ def differences(a: Run, b: Run) -> list[str]:
 
 
 def _config(folder: Path) -> Mapping[str, Any]:
+    from grpo_sweeps.tracking.local import read_config
+
     try:
         found = read_config(folder)
     except RecordError as error:

@@ -47,6 +47,10 @@ def coloured(file: TextIO | None) -> bool:
     return terminal and not os.environ.get("NO_COLOR")
 
 
-def show(text: str, file: TextIO | None = None) -> None:
-    """Print one plain line to a person, on the standard output by default."""
-    print(plain(text), file=sys.stdout if file is None else file, flush=True)
+def show(text: str, file: TextIO | None = None, red: str = "") -> None:
+    """Print one plain line to a person, on the standard output by default. red: the beginning of a line that is red
+    where colours may be written."""
+    stream, line = sys.stdout if file is None else file, plain(text)
+    if red and line.startswith(red) and coloured(stream):
+        line = f"\x1b[31m{red}\x1b[0m{line.removeprefix(red)}"
+    print(line, file=stream, flush=True)

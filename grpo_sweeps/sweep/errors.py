@@ -156,7 +156,7 @@ def _no_such_key(key: str, value: str, allowed: list[str]) -> str:
 def _nearest(group: str, last: str, allowed: list[str]) -> str:
     """The key that was meant: one of another group that ends in the very word, as lr does of trainer.lr, else one here
     that looks like it, else one elsewhere."""
-    ends = {}
+    ends: dict[str, str] = {}
     for key in dotted_keys():
         ends.setdefault(key.rpartition(".")[2], key)
     if last in ends:
@@ -194,7 +194,9 @@ def _bad_override(item: BaseException, error: BaseException) -> str | None:
 def _quoted(override: str) -> str:
     """How a value with special characters is typed in a shell."""
     key, equals, value = override.partition("=")
-    if not equals or not re.fullmatch(r"[+~]{0,2}[\w./@]+", key):
+    if not equals:
+        return "write KEY=VALUE"
+    if not re.fullmatch(r"[+~]{0,2}[\w./@]+", key):
         return "quote the value within the shell's quotes, as in 'model.path=\"/x=y\"'"
     bare = value.strip("'\"").replace("\\", "\\\\").replace('"', '\\"')
     quoted = shlex.quote(f'{key}="{bare}"')

@@ -162,7 +162,7 @@ def test_the_card_says_where_it_comes_from(float32_run: Path, tmp_path: Path) ->
     source = json.loads((float32_run / "source.json").read_text())
     for part in (
         float32_run.name,
-        status["commit"],
+        status["commit"] or "unknown",
         source["made_by"]["data"]["train"],
         f"{STEPS} of {STEPS} (finished)",
     ):
