@@ -16,12 +16,14 @@ COMMANDS = {
     "verify": "is every record, checkpoint and copy of a sweep whole",
     "cancel": "end what is queued or running of a sweep; the runs stay resumable",
     "report": "table, figures, claims and a page from the records of a sweep",
+    "diff": "what differs between two runs: configuration, code, data, weights, versions",
     "credit": "what each token of a trained model's completions deserved",
     "control": "a group's spectrum beside that of supervised rows, for any model",
+    "export": "write a trained model as a folder that transformers and vLLM load",
     "theory": "the claims on policies whose sequences can all be listed",
     "sync": "copy records that were made without a server to MLflow",
     "bench": "what the measurement costs on this machine, and how exact it is",
-    "convert": "save a GGUF file, or a run's trained weights, once as safetensors",
+    "convert": "save a GGUF file once as safetensors, which load faster",
     "pretrain_tiny": "make the embedded model again",
 }
 ABOUT = "COMMAND --help says what a command takes; python -m grpo_sweeps.COMMAND is the same command."
@@ -38,7 +40,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     if cli.page_or_version(parser, words[:1]):
         return 0
     if words[0] not in COMMANDS:
-        say(f"error: {words[0]}: no such command; allowed are {', '.join(COMMANDS)}")
+        sentence = f"{words[0]}: no such command; allowed are {', '.join(COMMANDS)}"
+        say(f"error: {cli.did_you_mean(sentence, words[0], COMMANDS)}")
         return 2
     # The process becomes that of `python -m`: `cancel` knows a process of the package by the words that started it.
     os.execv(sys.executable, [sys.executable, "-m", f"grpo_sweeps.{words[0]}", *words[1:]])

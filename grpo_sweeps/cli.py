@@ -9,6 +9,7 @@ person at the terminal.
 from __future__ import annotations
 
 import argparse
+import difflib
 import functools
 import math
 import os
@@ -17,8 +18,9 @@ import select
 import sys
 import textwrap
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, fields
+from pathlib import Path
 from typing import Any, Generic, NoReturn, ParamSpec, TypeVar, get_args, get_origin, get_type_hints
 
 from grpo_sweeps import __version__, machine
@@ -33,6 +35,8 @@ SHOWN = {int: "N", float: "X", bool: "true|false", str: "TEXT"}
 PLACES = ("FOLDER", "DIR", "FILE", "PATH", "SOURCE", "NAME", "IDENTITY")  # shown for a value that is part of a path
 MOST_SHOWN = 80  # characters of a value that is too long for a path
 MOST_SEED = 2**32 - 1
+ALIKE = 0.7  # of a word and the one that was meant, from 0 to 1
+ERROR = "error:"
 NO_READER = 141  # what a shell gives for a process that SIGPIPE ended
 WIDTH = 120
 
@@ -41,8 +45,9 @@ P = ParamSpec("P")
 
 
 def say(text: str) -> None:
-    """Print one plain line on the standard error, without the secrets that an error message may carry."""
-    show(redact(text), sys.stderr)
+    """Print one plain line on the standard error, without the secrets that an error message may carry. On a terminal
+    the word that begins an error is red."""
+    show(redact(text), sys.stderr, red=ERROR)
 
 
 class Progress:
@@ -223,7 +228,8 @@ class Command(Generic[C]):
         for word in words:
             typed, equals, text = word.partition("=")
             if not equals or typed not in keys or not (text or self.empty):
-                raise ConfigError(self.unknown.format(word=word, allowed=self.allowed))
+                sentence = self.unknown.format(word=word, allowed=self.allowed)
+                raise ConfigError(did_you_mean(sentence, typed.lstrip("-+"), keys, "="))
             one = keys[typed]
             if one.name in values:
                 raise ConfigError(twice(typed, [given for given in words if given.partition("=")[0] == typed]))
@@ -248,6 +254,12 @@ class Command(Generic[C]):
             cut = f"{text[:MOST_SHOWN]}..." if len(text) > MOST_SHOWN else text
             allowed = "one that the file system can hold is needed"
             raise ConfigError(f"{one.typed}={cut}: cannot be a path ({reason}); {allowed}")
+
+
+def did_you_mean(sentence: str, word: str, words: Iterable[str], mark: str = "") -> str:
+    """A sentence about a word that is not known, with the known one that looks like it, where there is one."""
+    near = [one for one in difflib.get_close_matches(word, list(words), n=1, cutoff=ALIKE) if one != word]
+    return f"{sentence.rstrip('.')}; did you mean {near[0]}{mark}?" if near else sentence
 
 
 def named(name: str, options: type[C], about: str, program: str = "") -> Command[C]:
@@ -313,6 +325,14 @@ def _without_reader(number: int) -> bool:
     poll = select.poll()
     poll.register(number, 0)
     return any(event & select.POLLERR for _, event in poll.poll(0))
+
+
+def new_folder(text: str) -> Path:
+    """The folder that `out=` names. Raises ConfigError where it is there and holds something, or is a file."""
+    folder = Path(text).expanduser()
+    if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
+        raise ConfigError(f"out={text}: exists and is not an empty folder; give a new one")
+    return folder
 
 
 def twice(typed: str, words: Sequence[str]) -> str:

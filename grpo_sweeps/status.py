@@ -16,7 +16,7 @@ from typing import Any
 
 from grpo_sweeps import cli
 from grpo_sweeps.cli import aligned, say
-from grpo_sweeps.sweep.overview import Row, collect
+from grpo_sweeps.sweep.overview import Row, collect, heading
 from grpo_sweeps.text import plain, show
 from grpo_sweeps.tracking.symptoms import DIVERGENCE
 from grpo_sweeps.types import ConfigError
@@ -34,6 +34,9 @@ class Options:
     """The command's keys."""
 
     sweep: str | None = cli.key(None, "the sweep to show", "NAME", unset="all of them")
+    where: str | None = cli.key(
+        None, "only the runs with these values in their configuration", "KEY=VALUE[,...]", unset="all of them"
+    )
     runs_dir: str = cli.key("runs", "where the runs are", "FOLDER", local="runs_dir")
     json: bool = cli.key(False, "all fields of every run, as JSON", "true")
     watch: bool = cli.key(
@@ -55,8 +58,8 @@ def _show(options: Options) -> int:
     if options.json and options.watch:
         raise ConfigError("json=true watch=true: a table that lives is no JSON; give one of the two")
     if options.watch and sys.stdout.isatty():
-        return _watch(Path(options.runs_dir), options.sweep)
-    rows = collect(Path(options.runs_dir), options.sweep)
+        return _watch(Path(options.runs_dir), options.sweep, options.where)
+    rows = collect(Path(options.runs_dir), options.sweep, options.where)
     if options.json:
         print(json.dumps([row.as_json() for row in rows], indent=1))
     elif sys.stdout.isatty():
@@ -69,7 +72,7 @@ def _show(options: Options) -> int:
     return 0
 
 
-def _watch(runs_dir: Path, sweep: str | None) -> int:
+def _watch(runs_dir: Path, sweep: str | None, where: str | None) -> int:
     """Show the table, kept up to date, until nothing runs or waits any more or until Ctrl-C."""
     from rich.console import Group
     from rich.live import Live
@@ -77,7 +80,7 @@ def _watch(runs_dir: Path, sweep: str | None) -> int:
     with Live(auto_refresh=False) as live:
         try:
             while True:
-                rows = collect(runs_dir, sweep)
+                rows = collect(runs_dir, sweep, where)
                 live.update(Group(*_tables(rows)), refresh=True)
                 if not any(row.open for row in rows):
                     return 0
@@ -107,7 +110,8 @@ def _clock(seconds: int) -> str:
 def _summary(rows: Sequence[Row]) -> str:
     states = sorted({row.state for row in rows})
     counts = ", ".join(f"{sum(row.state == state for row in rows)} {state}" for state in states)
-    return f"{len(rows)} runs: {counts}" if rows else "no runs"
+    same = heading(rows)
+    return f"{len(rows)} runs: {counts}{f'; all {same}' if same else ''}" if rows else "no runs"
 
 
 def _reasons(rows: Sequence[Row]) -> list[str]:

@@ -6,6 +6,8 @@ it must be seen. Formats with characters of their own (HTML, Markdown, CSV, LaTe
 
 from __future__ import annotations
 
+import os
+import re
 import sys
 import unicodedata
 from typing import TextIO
@@ -29,6 +31,26 @@ def visible(text: str) -> str:
     )
 
 
-def show(text: str, file: TextIO | None = None) -> None:
-    """Print one plain line to a person, on the standard output by default."""
-    print(plain(text), file=sys.stdout if file is None else file, flush=True)
+def natural(text: str) -> list[str | float]:
+    """A key that sorts the numbers in a text by their size.
+
+    >>> sorted(["lr=0.0001", "R=16", "lr=1e-05", "R=8"], key=natural)
+    ['R=8', 'R=16', 'lr=1e-05', 'lr=0.0001']
+    """
+    parts = re.split(r"(\d+(?:\.\d+)?(?:[eE][-+]?\d+)?)", text)
+    return [float(part) if at % 2 else part for at, part in enumerate(parts)]
+
+
+def coloured(file: TextIO | None) -> bool:
+    """Whether colours may be written: to a terminal that knows them, unless NO_COLOR (no-color.org) says no."""
+    terminal = file is not None and file.isatty() and os.environ.get("TERM") != "dumb"
+    return terminal and not os.environ.get("NO_COLOR")
+
+
+def show(text: str, file: TextIO | None = None, red: str = "") -> None:
+    """Print one plain line to a person, on the standard output by default. red: the beginning of a line that is red
+    where colours may be written."""
+    stream, line = sys.stdout if file is None else file, plain(text)
+    if red and line.startswith(red) and coloured(stream):
+        line = f"\x1b[31m{red}\x1b[0m{line.removeprefix(red)}"
+    print(line, file=stream, flush=True)

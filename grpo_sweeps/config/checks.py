@@ -341,6 +341,13 @@ def _check_model(model: ModelConfig) -> None:
             model.path,
             "no such file or folder; give 'embedded', a hub id (owner/name), a local folder or a GGUF file",
         )
+    if (path / "adapter_config.json").is_file():
+        _fail(
+            "model.path",
+            model.path,
+            "the folder holds a LoRA adapter, which needs the model below it; give a whole model, as "
+            "python -m grpo_sweeps.export writes it with merge=true",
+        )
     if path.is_dir() and not (path / "config.json").is_file():
         _fail(
             "model.path",

@@ -300,6 +300,17 @@ class LaunchConfig:
         return cls(**{i.name: composed[i.name] for i in dataclasses.fields(cls) if i.name in composed})
 
 
+def dotted_keys(cls: type = RunConfig, prefix: str = "") -> list[str]:
+    """The keys of a run's configuration that have a value, dotted; arguments of functions are not among them."""
+    found: list[str] = []
+    for key, hint in typing.get_type_hints(cls).items():
+        if hint is FunctionConfig:
+            continue
+        inner = dataclasses.is_dataclass(hint) and isinstance(hint, type)
+        found += dotted_keys(hint, f"{prefix}{key}.") if inner else [f"{prefix}{key}"]
+    return found
+
+
 def groups_a_step(R: int, prompts: int, budget: str, budget_R: int) -> int:
     """Groups per step: `prompts` whatever R, or with budget=rollouts as many as make prompts x budget_R rollouts.
 

@@ -9,9 +9,6 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import yaml
-
-from grpo_sweeps.config import RunConfig
 from grpo_sweeps.credit.page import (
     credit_frame,
     profile_frame,
@@ -27,15 +24,15 @@ from grpo_sweeps.credit.shares import LEAST_CONTINUATIONS, Shares, shares
 from grpo_sweeps.engine.policy import resolve_device
 from grpo_sweeps.loop.keep import Keeper
 from grpo_sweeps.loop.setup import Setup, prepare
-from grpo_sweeps.paths import sweep_folder, sweep_names, working_directory_kept
+from grpo_sweeps.paths import sweep_names, working_directory_kept
 from grpo_sweeps.publish.drawing import rendered
 from grpo_sweeps.publish.formats import csv
 from grpo_sweeps.publish.page import files_of, now, versions, with_manifest, write
-from grpo_sweeps.redaction import holds_hidden, redact
-from grpo_sweeps.sweep.execute import CONFIG_FILE
+from grpo_sweeps.redaction import redact
+from grpo_sweeps.sweep.named import find_run, frozen_config
 from grpo_sweeps.tracking import provenance
 from grpo_sweeps.tracking.checkpoints import FOLDER
-from grpo_sweeps.tracking.status import RecordError, RunStatus, read_status
+from grpo_sweeps.tracking.status import RunStatus
 from grpo_sweeps.types import ConfigError, Problem
 
 if TYPE_CHECKING:
@@ -72,7 +69,10 @@ def build(options: CreditOptions, command: str, say: Callable[[str], None]) -> R
     """
     check(options)
     start = time.perf_counter()
-    run_dir, status = find_run(Path(options.runs_dir), options.sweep, options.run)
+    runs_dir = Path(options.runs_dir)
+    if not options.sweep:
+        raise ConfigError(f"credit: sweep= is needed; choose one of {', '.join(sweep_names(runs_dir)) or '(none)'}")
+    run_dir, status = find_run("credit", runs_dir, options.sweep, options.run)
     setup, step = load_run(run_dir, status, options.device, say)
     problems = _problems(setup, options)
     say(f"run {run_dir.name} ({status.name}, {status.state}): checkpoint of step {step}")
@@ -164,48 +164,19 @@ def _manifest(
     }  # fmt: skip
 
 
-def find_run(runs_dir: Path, sweep: str, run: str, command: str = "credit") -> tuple[Path, RunStatus]:
-    """The folder of a run and its status.
-
-    Args:
-        run: its identity or the first digits of it; "" where the sweep has one run.
-        command: who asks, for the sentence of an error.
-
-    Raises:
-        ConfigError: where not exactly one run fits; it names the runs to choose from.
-    """
-    if not sweep:
-        raise ConfigError(f"{command}: sweep= is needed; choose one of {', '.join(sweep_names(runs_dir)) or '(none)'}")
-    folder = sweep_folder(runs_dir, sweep)
-    runs = sorted(p.name for p in folder.iterdir() if (p / CONFIG_FILE).is_file() and not p.name.startswith("."))
-    found = [name for name in runs if name.startswith(run)]
-    if len(found) != 1:
-        names = ", ".join(f"{name} ({_name(folder / name)})" for name in runs) or "(none)"
-        said = f"{command}: run={run}" if run else f"{command}: sweep={sweep} has {len(runs)} runs, run= is needed"
-        raise ConfigError(f"{said}; choose one of {names}")
-    try:
-        return folder / found[0], read_status(folder / found[0])
-    except RecordError as error:
-        raise ConfigError(f"{command}: run={found[0]}: {str(error).rstrip('.')}") from error
-
-
-def load_run(
-    run_dir: Path, status: RunStatus, device: str, note: Callable[[str], None], command: str = "credit"
-) -> tuple[Setup, int]:
+def load_run(run_dir: Path, status: RunStatus, device: str, note: Callable[[str], None]) -> tuple[Setup, int]:
     """The run with the parameters of its newest complete checkpoint, and the number of updates behind them.
-
-    command: who asks, for the sentence of an error.
 
     Raises:
         ConfigError: without such a checkpoint, and for what `prepare` refuses.
     """
     if not any((run_dir / FOLDER).glob("step_*")):
-        raise _without_checkpoint(run_dir, status, command)
-    config = _config(run_dir, command)
+        raise _without_checkpoint(run_dir, status)
+    config = frozen_config("credit", run_dir)
     try:
         resolve_device(device)
     except ConfigError as error:
-        raise ConfigError(f"{command}: {str(error).removeprefix('trainer.')}") from None
+        raise ConfigError(f"credit: {str(error).removeprefix('trainer.')}") from None
     config = dataclasses.replace(
         config,
         trainer=dataclasses.replace(config.trainer, device=device),
@@ -214,34 +185,12 @@ def load_run(
     setup = prepare(config)
     step = Keeper(setup, run_dir, note).resume()
     if not step:
-        raise _without_checkpoint(run_dir, status, command)
+        raise _without_checkpoint(run_dir, status)
     return setup, step
 
 
-def _without_checkpoint(run_dir: Path, status: RunStatus, command: str) -> ConfigError:
+def _without_checkpoint(run_dir: Path, status: RunStatus) -> ConfigError:
     return ConfigError(
-        f"{command}: run={run_dir.name} ({status.state} at step {status.step}): no whole checkpoint in "
+        f"credit: run={run_dir.name} ({status.state} at step {status.step}): no whole checkpoint in "
         f"{run_dir / FOLDER}; choose a run that has one"
     )
-
-
-def _config(run_dir: Path, command: str) -> RunConfig:
-    path = run_dir / CONFIG_FILE
-    try:
-        written = yaml.safe_load(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError, yaml.YAMLError) as error:
-        raise ConfigError(f"{path} cannot be read ({' '.join(str(error).split())})") from error
-    if not isinstance(written, dict):
-        raise ConfigError(f"{path} holds no configuration")
-    if lost := [key for key, value in written.items() if key != "tracking" and holds_hidden(value)]:
-        raise ConfigError(
-            f"{path}: {lost[0]} was given a secret, which is stored nowhere: {command} cannot make the run again"
-        )
-    return RunConfig.from_mapping(written)
-
-
-def _name(run_dir: Path) -> str:
-    try:
-        return read_status(run_dir).name
-    except RecordError:
-        return "status cannot be read"

@@ -226,6 +226,12 @@ def _source(config: ModelConfig) -> dict[str, Any]:
     return {"pretrained_model_name_or_path": config.path, "revision": config.revision or "main", **common}
 
 
+def place_of(config: ModelConfig) -> str:
+    """Where the model lies, for others: a hub id, or a folder or file by its whole path."""
+    path = Path(_source(config)["pretrained_model_name_or_path"])
+    return str(path.resolve()) if path.exists() else config.path
+
+
 def _guarded(config: ModelConfig, load: Any) -> Any:
     """What `load` returns. The many ways in which a model cannot be read become one sentence, with the original as its
     cause."""

@@ -5,6 +5,9 @@ definition of rank by k, of the rank's change over training, and, where analysis
 do to the weights. Also the best group size, the groups of every size in the pools of a fixed policy, and how many
 prompts an interval takes.
 
+Several sweeps become one report: their arms side by side, paired where the problems are the same, and what differs
+between their configurations.
+
 What looks wrong with the runs comes first, on the page and here.
 What was made of a run's files is kept in RUN/.cache/ for the next report; it may be deleted.
 
@@ -30,7 +33,12 @@ from grpo_sweeps.types import ConfigError
 class Options:
     """The command's keys."""
 
-    sweep: str | None = cli.key(None, "the sweep to report on", "NAME", unset="the one last written to")
+    sweep: str | None = cli.key(
+        None, "the sweep to report on, or several, with commas, side by side", "NAME", unset="the one last written to"
+    )
+    where: str | None = cli.key(
+        None, "only the runs with these values in their configuration", "KEY=VALUE[,...]", unset="all of them"
+    )
     runs_dir: str = cli.key("runs", "where the runs are", "DIR", local="runs_dir")
     out: str | None = cli.key(None, "where the report goes", "DIR", unset="reports/NAME")
     commits: str | None = cli.key(
@@ -72,7 +80,9 @@ def _report(options: Options, words: list[str]) -> int:
             warnings.showwarning = _say
             if options.records:
                 sweep, runs_dir = publish_records(sweep, runs_dir, options.out, progress)
-            out, claims = build(sweep, runs_dir, options.out, command, options.commits, _looks_wrong, progress)
+            out, claims = build(
+                sweep, runs_dir, options.out, command, options.commits, _looks_wrong, progress, options.where
+            )
     except ReportError as error:
         raise ConfigError(str(error)) from error
     for claim in claims:

@@ -33,6 +33,7 @@ from grpo_sweeps.report.tables.estimators import estimator_markdown, estimator_s
 from grpo_sweeps.report.tables.layers import layer_table, update_parts, update_steps
 from grpo_sweeps.report.tables.logged import curve_table, float32_by_k, float32_section, float32_table
 from grpo_sweeps.report.tables.pooled import headline
+from grpo_sweeps.report.tables.sweeps import SIDE, differences, side_by_side, sweeps_sections
 from grpo_sweeps.report.tables.trained import models, weights_in_words
 
 CAPTION = (
@@ -56,17 +57,19 @@ def build(
     commits: str | None = None,
     tell: Callable[[str], None] = lambda sentence: None,
     progress: Callable[[str], None] = lambda sentence: None,
+    where: str | None = None,
 ) -> tuple[Path, list[Claim]]:
     """Write the report of a sweep (the newest when `name` is None) and return its folder and the claims.
 
+    name: several sweeps with commas are reported on together. where: KEY=VALUE,... chooses runs.
     commits: "allow" reports on runs that several commits made together.
     tell: is given what looks wrong, one sentence each, once the report is written.
     progress: is given how far it is, in a few words, again and again.
     Raises ReportError when there is no such sweep, several commits made its runs, or `out` cannot be written to.
     """
-    sweep = load_sweep(name, runs_dir, keep_parts=False, progress=progress)
+    sweep = load_sweep(name, runs_dir, keep_parts=False, progress=progress, where=where)
     check_commits(sweep, commits)
-    folder = report_folder(out, sweep.name)
+    folder = report_folder(out, sweep.folder_name)
     progress("the claims are judged")
     claims = judge_claims(sweep)
     looks_wrong = wrong(sweep)
@@ -120,10 +123,13 @@ def contents(
     images = drawn(sweep, plots)
     lacking, weights = missing(sweep), weights_in_words(sweep)
     caption = f"{CAPTION} {weights}".rstrip()
+    if len(sweep.paths) > 1:
+        differ, tables[SIDE] = differences(sweep), side_by_side(sweep)
+        sections = [*sweeps_sections(sweep, differ, tables[SIDE]), *sections]
     texts = {f"{name}.csv": csv(frame, DIGITS) for name, frame in tables.items()}
     texts |= {
         "table1.md": markdown(header, rows) + f"\n{markdown_text(caption)}\n",
-        "table1.tex": latex(header, rows, caption, f"tab:{sweep.name}"),
+        "table1.tex": latex(header, rows, caption, f"tab:{sweep.folder_name}"),
         **({"estimators.md": estimator_markdown(estimators, weights)} if len(estimators) else {}),
         "claims.csv": csv(claims_frame(claims), DIGITS),
         "claims.md": claims_markdown(claims, lacking, weights),
@@ -141,14 +147,14 @@ def manifest(sweep: Sweep, command: Sequence[str], lacking: Sequence[str]) -> di
         runs.append(
             {
                 "identity": run, "name": row["name"], "arm": row["arm"], "R": row["R"], "seed": row["seed"],
-                "state": row["state"], "step": row["step"], "total": row["total"],
+                "state": row["state"], "step": row["step"], "total": row["total"], "sweep": row["sweep"],
                 "error": status.error and without_places(status.error),
                 "commit": status.commit, "dirty": status.dirty, "versions": status.versions,
                 "command": without_places(status.command), "started": utc(status.started), "ended": utc(status.ended),
             }
         )  # fmt: skip
     return {
-        "sweep": sweep.name, "made": now(), "command": without_places(" ".join(command)),
+        "sweep": sweep.name, "where": sweep.where, "made": now(), "command": without_places(" ".join(command)),
         "versions": versions(), "commits": sorted({str(c) for c in sweep.runs["commit"].dropna()}),
         "arms_differ_in": list(sweep.arms.varies), "follow_R": list(sweep.arms.tied_to_R), "models": models(sweep),
         "runs": runs, "missing": list(lacking),

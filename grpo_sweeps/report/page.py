@@ -120,6 +120,7 @@ def _subtitle(sweep: Sweep) -> str:
         f"estimator {_names(runs['estimator'])}", f"R = {', '.join(str(r) for r in sorted(runs['R'].unique()))}",
         f"{runs['seed'].nunique()} seed{'s' if runs['seed'].nunique() > 1 else ''}",
     ]  # fmt: skip
+    parts += [f"chosen by where={sweep.where}"] if sweep.where else []
     return " · ".join(parts)
 
 
@@ -220,7 +221,7 @@ def samples(sweep: Sweep) -> list[dict[str, Any]]:
         return []
     shown: list[dict[str, Any]] = []
     judged = set(sweep.runs.loc[sweep.runs["verdict"] != "none", "run"])
-    for _, cell in sweep.completions.groupby(["arm", "R"]):
+    for _, cell in sweep.completions.groupby(["arm", "R"], sort=False):
         ordered, taught = best_group(cell)
         chosen = pd.concat([ordered.head(1), ordered.iloc[1:].tail(1)])
         shown += [
@@ -268,7 +269,7 @@ def _completions(shown: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
 
 def _commands(sweep: Sweep) -> list[str]:
     made = list(dict.fromkeys(redact(str(c)) for c in sweep.runs["command"].dropna() if c))
-    again = f"python -m grpo_sweeps.report sweep={shlex.quote(sweep.name)}"
+    again = f"python -m grpo_sweeps.report {shlex.join(sweep.words.split(' '))}"
     if not is_published(sweep.path):
         return [*made, again]
     runs_dir = without_places(sweep.path.parent.as_posix())

@@ -105,13 +105,16 @@ def missing(sweep: Sweep) -> list[str]:
 
 def _records(sweep: Sweep) -> list[str]:
     """What the records of runs should hold and do not, one sentence per run, which `verify` lists in full."""
-    folders = sorted(path.parent for path in sweep.path.glob("[!.]*/status.json") if not _is_copy(path.parent))
+    every = [] if sweep.where else [path for one in sweep.paths for path in one.glob("[!.]*/status.json")]
+    known = {str(run): Path(str(path)) for run, path in zip(sweep.runs["run"], sweep.runs["path"], strict=True)}
+    every = [path for path in every if known.get(path.parent.name, path.parent) == path.parent]  # in two sweeps: once
+    folders = sorted(path.parent for path in every if not _is_copy(path.parent))
     folders += [Path(str(path)) for path in sweep.runs["path"] if Path(str(path)) not in folders]
     with ThreadPoolExecutor(max_workers=processors()) as pool:
         found = dict(zip(folders, pool.map(_examined, folders), strict=True))
     return [
         f"The record of {findings[0].run} ({folder.name}) is not whole: {in_words(findings)} "
-        f"(python -m grpo_sweeps.verify sweep={sweep.name} says all)."
+        f"(python -m grpo_sweeps.verify sweep={folder.parent.name} says all)."
         for folder, findings in found.items()
         if findings
     ]
@@ -150,14 +153,16 @@ def _where(sweep: Sweep, arm: str, R: int) -> str:
 
 def _cells(sweep: Sweep) -> list[str]:
     have = set(sweep.cells)
-    arms, Rs = sorted({a for a, _ in have}), sorted({R for _, R in have})
+    arms, Rs = sweep.arm_names, sorted({R for _, R in have})
     found = [f"No run for {arm}." for arm in sweep.arms.absent]
     return found + [f"No run for {_where(sweep, a, R)}." for a in arms for R in Rs if (a, R) not in have]
 
 
 def _asked_for(sweep: Sweep) -> list[str]:
-    """Values of R and seed that a run's own command names and no run has."""
+    """Values of R and seed that a run's own command names and no run has; nothing where the runs were chosen."""
     found: list[str] = []
+    if sweep.where is not None:
+        return found
     for key in ("R", "seed"):
         named = [re.search(rf"\b{key}=(\d+)", name) for name in sweep.waiting.values()]
         waiting = {int(match[1]) for match in named if match}
@@ -372,7 +377,7 @@ def check_commits(sweep: Sweep, commits: str | None) -> None:
         return
     if several := _mixed(sweep):
         raise ReportError(
-            f"sweep={sweep.name}: {several[0]}; run the older ones again (redo=stale), or add commits={ALLOW} to "
+            f"{sweep.words}: {several[0]}; run the older ones again (redo=stale), or add commits={ALLOW} to "
             f"report on all of them together."
         )
     found = codes(sweep)
@@ -382,6 +387,6 @@ def check_commits(sweep: Sweep, commits: str | None) -> None:
     dirty = any("uncommitted" in code for code in found)
     note = "; uncommitted changes count as a commit of their own" if dirty else ""
     raise ReportError(
-        f"sweep={sweep.name}: its runs were made by different commits ({listed}{note}); run the older ones again "
+        f"{sweep.words}: its runs were made by different commits ({listed}{note}); run the older ones again "
         f"(redo=stale), or add commits={ALLOW} to report on all of them together."
     )

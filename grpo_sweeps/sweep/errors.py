@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import difflib
 import re
+import shlex
 from collections.abc import Iterable, Iterator
 from typing import Any
 
 from omegaconf.errors import OmegaConfBaseException
 
-from grpo_sweeps.config import NOT_OFFERED
+from grpo_sweeps.config import NOT_OFFERED, dotted_keys
 
 OPEN_GROUPS = ("task", "reward", "estimator")
 TYPES = {"Integer": "an integer", "Float": "a number", "Boolean": "true or false", "String": "a text"}
@@ -143,14 +144,26 @@ def _no_such_key(key: str, value: str, allowed: list[str]) -> str:
             f"hydra/launcher=submitit_slurm"
         )
     sentence = f"{shown}: no such key"
-    near = difflib.get_close_matches(last, allowed, n=1)
-    if near:
-        sentence += f"; did you mean {group + '.' if group else ''}{near[0]}?"
+    if near := _nearest(group, last, allowed):
+        sentence += f"; did you mean {near}?"
     if allowed:
         sentence += f"; allowed {'in ' + group if group else 'here'}: {', '.join(allowed)}"
     if group in OPEN_GROUPS:
         sentence += f"; an argument that your own function takes is added with +{shown}"
     return sentence
+
+
+def _nearest(group: str, last: str, allowed: list[str]) -> str:
+    """The key that was meant: one of another group that ends in the very word, as lr does of trainer.lr, else one here
+    that looks like it, else one elsewhere."""
+    ends: dict[str, str] = {}
+    for key in dotted_keys():
+        ends.setdefault(key.rpartition(".")[2], key)
+    if last in ends:
+        return ends[last]
+    if near := difflib.get_close_matches(last, allowed, n=1):
+        return f"{group + '.' if group else ''}{near[0]}"
+    return "".join(ends[near] for near in difflib.get_close_matches(last, list(ends), n=1))
 
 
 def _sweep_without_m(item: BaseException, error: BaseException) -> str | None:
@@ -174,8 +187,20 @@ def _bad_override(item: BaseException, error: BaseException) -> str | None:
         return None
     return (
         f"{getattr(item, 'override', '?')}: cannot be read as KEY=VALUE "
-        f"({_flat(str(item).splitlines()[0])}); quote special characters"
+        f"({_flat(str(item).splitlines()[0])}); {_quoted(str(getattr(item, 'override', '')))}"
     )
+
+
+def _quoted(override: str) -> str:
+    """How a value with special characters is typed in a shell."""
+    key, equals, value = override.partition("=")
+    if not equals:
+        return "write KEY=VALUE"
+    if not re.fullmatch(r"[+~]{0,2}[\w./@]+", key):
+        return "quote the value within the shell's quotes, as in 'model.path=\"/x=y\"'"
+    bare = value.strip("'\"").replace("\\", "\\\\").replace('"', '\\"')
+    quoted = shlex.quote(f'{key}="{bare}"')
+    return f"quote the value within the shell's quotes: {quoted}"
 
 
 def _interpolation(item: BaseException, error: BaseException) -> str | None:

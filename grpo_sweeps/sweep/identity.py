@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 from grpo_sweeps.config import ObjectiveConfig, RunConfig, changes_no_result, flatten, to_mapping
+from grpo_sweeps.config.choices import last_part
 
 LENGTH = 12  # hexadecimal digits: 48 bits, so two of a million runs in one sweep collide with probability 0.002
 
@@ -89,26 +90,51 @@ def _canonical(value: Any) -> Any:
 UNNAMED = ("sweep", "sweeps", "runs_dir", "tracking", "redo", "dry_run", "wait", "require_clean", "hydra")
 
 
+MOST_NAME = 80  # characters of a name that says what was typed; R and the seed are always in it
+
+
 def display_names(configs: Sequence[RunConfig], overrides: Sequence[Sequence[str]]) -> list[str]:
     """One name per run, made of what varies: "R=8 seed=0", "R=8 seed=0 lr=1e-05".
 
-    R and the seed always come first, then the keys of the run's command line that differ within the sweep (for a single
-    run, all of them). `overrides` are Hydra's, one list per run.
+    R and the seed always come first, then the keys of the run's command line that differ within the sweep and do not
+    follow from R (for a single run, as many of all as a line holds). Of a path or a function the last name is shown
+    where that tells the runs apart. `overrides` are Hydra's, one list per run.
     """
     parsed = [_override_values(items) for items in overrides]
-    keys: list[str] = []
-    for values in parsed:
-        keys += [key for key in values if key not in keys]
+    keys = list(dict.fromkeys(key for values in parsed for key in values))
     several = len(parsed) > 1
-    varying = [key for key in keys if not several or len({values.get(key) for values in parsed}) > 1]
+    varying = [key for key in keys if not several or _varies(key, configs, parsed)]
     varying = [key for key in varying if any(_is_named(key, config) for config in configs)]
-    labels = _labels(varying)
+    labels, columns = _labels(varying), {key: _short([values.get(key) for values in parsed], key) for key in varying}
     names = []
-    for config, values in zip(configs, parsed, strict=True):
-        parts = [f"R={config.R}", f"seed={config.seed}"]
-        parts += [f"{labels[key]}={values[key]}" for key in varying if key in values]
-        names.append(" ".join(parts))
+    for at, config in enumerate(configs):
+        first = [f"R={config.R}", f"seed={config.seed}"]
+        parts = [f"{labels[key]}={columns[key][at]}" for key in varying if columns[key][at] is not None]
+        names.append(" ".join([*first, *parts]) if several else _cut(first, parts))
     return names
+
+
+def _varies(key: str, configs: Sequence[RunConfig], parsed: Sequence[Mapping[str, str]]) -> bool:
+    """Does a key differ within the sweep, other than by following R?"""
+    values, Rs = [one.get(key) for one in parsed], [config.R for config in configs]
+    follows = len(set(zip(values, Rs, strict=True))) == len(set(Rs))
+    return len(set(values)) > 1 and not follows
+
+
+def _short(values: Sequence[str | None], key: str) -> list[str | None]:
+    """The values as a name shows them: shortened where they are still as many different ones."""
+    bare = [None if value is None else value.strip("'\"") for value in values]
+    short = [None if value is None else last_part(key, value) for value in bare]
+    return short if len(set(short)) == len(set(bare)) else bare
+
+
+def _cut(first: Sequence[str], parts: Sequence[str]) -> str:
+    """A name of at most `MOST_NAME` characters, of so many parts as fit, and how many do not."""
+    kept = list(parts)
+    while kept and len(" ".join([*first, *kept])) > MOST_NAME:
+        kept.pop()
+    left = len(parts) - len(kept)
+    return " ".join([*first, *kept, *([f"and {left} more"] if left else [])])
 
 
 def _is_named(key: str, config: RunConfig) -> bool:

@@ -23,6 +23,8 @@ from grpo_sweeps import paths
 from grpo_sweeps.cli import count, say
 from grpo_sweeps.config import LaunchConfig, RunConfig, flatten, shown, to_mapping
 from grpo_sweeps.config.checks import check, check_device, check_functions, check_launch, check_tasks, is_fetched
+from grpo_sweeps.config.choices import common
+from grpo_sweeps.loop.progress import Ahead, ahead
 from grpo_sweeps.sweep import preflight
 from grpo_sweeps.sweep.command import command_of
 from grpo_sweeps.sweep.execute import RunResult, Signals, execute
@@ -30,7 +32,7 @@ from grpo_sweeps.sweep.identity import display_names, identity, is_irrelevant
 from grpo_sweeps.sweep.ledger import Decision, status_or_none
 from grpo_sweeps.sweep.opening import Opening
 from grpo_sweeps.sweep.origin import Origins
-from grpo_sweeps.sweep.plan import Plan, PlannedRun, grid
+from grpo_sweeps.sweep.plan import Plan, PlannedRun, grid, steps_left
 from grpo_sweeps.text import show
 from grpo_sweeps.tracking import provenance
 from grpo_sweeps.tracking.published import refuse_published
@@ -173,8 +175,9 @@ def run_here(plan: Plan, opening: Opening) -> list[RunResult]:
     results: list[RunResult] = []
     with interruptible() as interrupts:
         signals = Signals(interrupted=lambda: interrupts.heard)
-        for run in plan.due:
-            results.append(execute(run.frozen, run.run_dir, name=run.name, command=plan.command, signals=signals))
+        for run, ahead_of_it in zip(plan.due, _ahead(plan), strict=True):
+            with ahead(ahead_of_it):
+                results.append(execute(run.frozen, run.run_dir, name=run.name, command=plan.command, signals=signals))
             ended = results[-1].state
             if ended == "interrupted" or interrupts.heard:
                 left = len(plan.due) - len(results)
@@ -184,6 +187,13 @@ def run_here(plan: Plan, opening: Opening) -> list[RunResult]:
                 raise KeyboardInterrupt
             free_memory()
     return results
+
+
+def _ahead(plan: Plan) -> list[Ahead]:
+    """Of each due run what its progress says of the sweep."""
+    rows = [run.config.R * run.config.groups for run in plan.due]
+    work = [one * steps_left(run) for one, run in zip(rows, plan.due, strict=True)]
+    return [Ahead(at + 1, len(rows), rows[at], sum(work[at + 1 :])) for at in range(len(rows))]
 
 
 def exit_code(results: Sequence[RunResult]) -> int:
@@ -292,6 +302,8 @@ def _print_head(plan: Plan) -> None:
     line = f"sweep {plan.folder.name}: {count(len(plan.runs))}, {len(plan.due)} to do"
     line += f", {skipped} skipped" if skipped else ""
     say(line + (" (dry run: nothing is started)" if plan.dry_run else ""))
+    if len(plan.runs) > 1 and (same := common(run.frozen for run in plan.runs)):
+        say(f"  all: {same}")
 
 
 def _print_grid(plan: Plan, params: Mapping[str, Any]) -> None:

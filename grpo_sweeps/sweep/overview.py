@@ -6,16 +6,19 @@ its job waits again; one that waits for a launcher or a job that is gone, as not
 
 from __future__ import annotations
 
-import re
 import time
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
+from grpo_sweeps.config.choices import chosen, common
 from grpo_sweeps.paths import sweep_folder, sweep_names
 from grpo_sweeps.sweep.execute import LOG_FILE
 from grpo_sweeps.sweep.jobs import Jobs, noted_jobs
 from grpo_sweeps.sweep.ledger import ask_queue, job_of, not_its_own, where_alive
+from grpo_sweeps.sweep.plan import config_of
+from grpo_sweeps.text import natural
 from grpo_sweeps.tracking.glance import Finding, glance
 from grpo_sweeps.tracking.lines import METRICS, RECOMPUTED, last_lines, median_of, step_seconds
 from grpo_sweeps.tracking.status import FILE_NAME as STATUS
@@ -70,14 +73,26 @@ class Row:
         return {**status, **shown}
 
 
-def collect(runs_dir: Path, sweep: str | None = None) -> list[Row]:
-    """The rows of one sweep or of all, sorted by name. Raises ConfigError where there is nothing to read."""
+def collect(runs_dir: Path, sweep: str | None = None, where: str | None = None) -> list[Row]:
+    """The rows of one sweep or of all, sorted by name. Raises ConfigError where there is nothing to read.
+
+    where: KEY=VALUE,...: only the runs with these values in their configuration.
+    """
     names = sweep_names(runs_dir) if sweep is None else [sweep_folder(runs_dir, sweep).name]
     folders = [path for name in names for path in (runs_dir / name).iterdir() if _holds_a_run(path)]
+    if where is not None:
+        configs = {str(path): config for path in folders if (config := config_of(path))}
+        folders = [Path(path) for path in chosen(configs, where)]
     ask_queue(folders)
     jobs = {name: noted_jobs(runs_dir / name) for name in names}
     rows = (_row(path, jobs[path.parent.name]) for path in folders)
-    return sorted(rows, key=lambda row: (row.sweep, _natural(row.name), row.identity))
+    return sorted(rows, key=lambda row: (row.sweep, natural(row.name), row.identity))
+
+
+def heading(rows: Sequence[Row]) -> str:
+    """What all these runs have in common, in words; "" where a configuration cannot be read."""
+    configs = [config_of(Path(row.log).parent) for row in rows]
+    return common([config for config in configs if config]) if all(configs) else ""
 
 
 def _holds_a_run(path: Path) -> bool:
@@ -168,8 +183,3 @@ def _time_left(steps: dict[int, dict[str, Any]], done: int, total: int) -> float
 def _last(steps: dict[int, dict[str, Any]], key: str) -> float | None:
     values = [steps[step][key] for step in sorted(steps) if isinstance(steps[step].get(key), int | float)]
     return float(values[-1]) if values else None
-
-
-def _natural(text: str) -> list[Any]:
-    """A key that sorts R=8 before R=16."""
-    return [(0, int(part)) if part.isdigit() else (1, part) for part in re.split(r"(\d+)", text)]

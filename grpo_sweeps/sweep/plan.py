@@ -8,6 +8,7 @@ run the cost is not known, and nothing is made up.
 
 from __future__ import annotations
 
+import functools
 import json
 import statistics
 from collections.abc import Mapping
@@ -131,7 +132,7 @@ def measured(plan: Plan) -> dict[str, float]:
     found: dict[str, list[float]] = {}
     for path in sorted(plan.folder.glob(f"*/{METRICS}")):
         seconds = step_seconds(last_lines(path)[0], LAST_STEPS)
-        config = _config(path.parent)
+        config = config_of(path.parent)
         if seconds is not None and config is not None:
             found.setdefault(kind_of(config), []).append(seconds)
     return {kind: statistics.median(values) for kind, values in found.items()}
@@ -143,13 +144,25 @@ def kind_of(config: Mapping[str, Any]) -> str:
     return json.dumps([config.get("R"), config.get("model"), prompts, config.get("rollout")], sort_keys=True)
 
 
-def _config(run_dir: Path) -> Mapping[str, Any] | None:
+def config_of(run_dir: Path) -> Mapping[str, Any] | None:
+    """The configuration of a run's folder; None where it cannot be read: it says nothing about others."""
+    path = run_dir / CONFIG_FILE
+    try:
+        return _config_at(path, path.stat().st_mtime_ns)
+    except OSError:
+        return None
+
+
+@functools.lru_cache(maxsize=4096)
+def _config_at(path: Path, changed_ns: int) -> Mapping[str, Any] | None:
+    """The file's content, read once while it does not change: `status watch=true` looks every two seconds."""
     import yaml
 
     try:
-        content = yaml.safe_load((run_dir / CONFIG_FILE).read_text(encoding="utf-8"))
-    except (OSError, yaml.YAMLError):
-        return None  # a run whose configuration cannot be read says nothing about others
+        loader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)  # the same loader in C, ten times as fast
+        content = yaml.load(path.read_text(encoding="utf-8"), Loader=loader)
+    except (ValueError, yaml.YAMLError):
+        return None
     return content if isinstance(content, Mapping) else None
 
 

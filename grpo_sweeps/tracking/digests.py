@@ -30,8 +30,9 @@ OWN = ("grpo_sweeps", "hydra_plugins")
 FOLDERS = ("grpo_sweeps", "hydra_plugins/grpo_launcher")  # beside which others may have installed plugins of theirs
 # What no run imports: reading records, exact policies, what tells of runs. Their code does not make a run.
 NOT_OF_A_RUN = (
-    "report", "science", "credit", "control", "publish", "benchmarks", "exact", "paper.py", "__main__.py", "bench.py",
-    "cancel.py", "check.py", "convert.py", "pretrain_tiny.py", "status.py", "sync.py", "theory.py",
+    "report", "science", "credit", "control", "export", "publish", "benchmarks", "exact", "paper.py", "__main__.py",
+    "bench.py", "cancel.py", "check.py", "convert.py", "diff.py", "pretrain_tiny.py", "status.py", "sync.py",
+    "theory.py",
 )  # fmt: skip
 CODE = (".py", ".cu", ".cuh")
 LENGTH = 16  # hexadecimal digits of a digest

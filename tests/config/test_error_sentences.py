@@ -19,6 +19,10 @@ ENVIRONMENT = {"PYTHONPATH": str(ROOT), "PATH": "/usr/bin:/bin"}
 CASES: dict[str, tuple[str, ...]] = {
     # keys
     "trainer.lrr=1": ("trainer.lrr=1: no such key", "did you mean trainer.lr?", "allowed in trainer: steps"),
+    "lr=1e-4": ("lr=1e-4: no such key", "did you mean trainer.lr?"),
+    "steps=3": ("steps=3: no such key", "did you mean trainer.steps?"),
+    "stps=3": ("stps=3: no such key", "did you mean trainer.steps?"),
+    "model.path=/x=y": ("cannot be read as KEY=VALUE", "within the shell's quotes: 'model.path=\"/x=y\"'"),
     "modle=tiny": ("modle=tiny: no such key", "did you mean model?", "aggregation"),
     "+trainer.foo=1": ("trainer.foo=1: no such key", "micro_batch"),
     "+foo=1": ("foo=1: no such key", "allowed here: R, seed"),

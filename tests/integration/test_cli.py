@@ -24,7 +24,7 @@ def test_pages_and_refusals_load_nothing_heavy(tmp_path: Path) -> None:
         "from grpo_sweeps.__main__ import COMMANDS\n"
         "codes = []\n"
         "for name in COMMANDS:\n"
-        "    door = f'grpo_sweeps.{name}' + '.__main__' * (name in ('report', 'credit', 'control'))\n"
+        "    door = f'grpo_sweeps.{name}' + '.__main__' * (name in ('report', 'credit', 'control', 'export'))\n"
         "    for words in (['--help'], ['--version'], ['nope']):\n"
         "        codes.append(importlib.import_module(door).main(words))\n"
         "        if name == 'bench':\n"

@@ -31,7 +31,7 @@ def test_a_report_of_older_records_has_the_values_of_their_grams(runs: Path, tmp
     for name in VALUES:
         mean = np.mean([g[name] for g in GROUPS])
         assert groups[name].mean() == pytest.approx(mean, rel=1e-9)
-        assert table.at[0, name] == pytest.approx(mean, rel=1e-9)
+        assert table.at[0, name] == pytest.approx(mean, rel=1e-8)  # nine digits in a report's files
         low, high = (groups[f"{name}_floor_{end}"] for end in ("low", "high"))
         assert (low < groups[name]).all() and (groups[name] < high).all()
     page = (folder / "index.html").read_text()

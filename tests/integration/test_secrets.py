@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from grpo_sweeps import verify
-from grpo_sweeps.credit.build import _config
+from grpo_sweeps.sweep.named import frozen_config
 from grpo_sweeps.types import ConfigError
 
 pytestmark = pytest.mark.integration
@@ -50,4 +50,4 @@ def test_a_run_has_its_secret_and_writes_it_nowhere(tmp_path: Path, given: str) 
     assert (folder.parent / "config.yaml").stat().st_mode & 0o777 == 0o600
     assert verify.main([f"runs_dir={tmp_path / 'runs'}", "copies=false"]) == 0  # not taken for another run's
     with pytest.raises(ConfigError, match="reward was given a secret, which is stored nowhere"):
-        _config(folder.parent)
+        frozen_config("credit", folder.parent)

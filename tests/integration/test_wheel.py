@@ -55,7 +55,7 @@ def test_wheel_holds_code_configuration_model_and_templates(wheel: Path) -> None
     data = {f"grpo_sweeps/_data/{name}" for folder in ("conf", "sweeps") for name in shipped(folder, (".yaml",))}
     assert len(code) > 30 and len(data) > 10
     assert code | data <= names, sorted((code | data) - names)
-    assert "grpo_sweeps/models/tiny/model.safetensors" in names
+    assert {"grpo_sweeps/models/tiny/model.safetensors", "grpo_sweeps/py.typed"} <= names
     assert any(name.startswith("hydra_plugins/grpo_launcher/") for name in names)
     assert "hydra_plugins/__init__.py" not in names
     pages = ("publish/base", "publish/style", "report/page", "science/theory", "credit/credit")

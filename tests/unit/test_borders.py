@@ -16,7 +16,19 @@ import pytest
 ROOT = Path(__file__).resolve().parents[2]
 PACKAGE = ROOT / "grpo_sweeps"
 PLUGINS = ROOT / "hydra_plugins"
-ENTRY_POINTS = {"run", "status", "cancel", "sync", "bench", "theory", "pretrain_tiny", "convert", "check", "verify"}
+ENTRY_POINTS = {
+    "run",
+    "status",
+    "cancel",
+    "sync",
+    "bench",
+    "theory",
+    "pretrain_tiny",
+    "convert",
+    "check",
+    "verify",
+    "diff",
+}
 
 LEAVES = {
     "types",
@@ -55,6 +67,7 @@ MAY_IMPORT = {
     "science": {*LEAVES, "paper", "exact", "publish"},
     "credit": {*LEAVES, *GROUND, "config", "engine", "loop", "tracking", "sweep", "publish"},
     "control": {*LEAVES, *GROUND, "config", "engine", "loop", "tracking", "publish"},
+    "export": {*LEAVES, *GROUND, "config", "engine", "tracking", "sweep", "publish"},
     "benchmarks": {*LEAVES, *GROUND, "cli", "config", "engine", "loop", "tracking"},
     "sweep": {*LEAVES, *GROUND, "machine", "cli", "config", "tracking", "loop"},
     "report": {*LEAVES, *GROUND, "paper", "config", "tracking", "publish"},

@@ -37,6 +37,8 @@ BAD_VALUE = {
     "sync": ("sweep=a/b", "the name of one folder"),
     "bench": ("R=x", "a whole number"),
     "convert": ("dtype=int8", "allowed are bfloat16, float16, float32"),
+    "diff": ("run=a", "two runs are needed"),
+    "export": ("step=x", "a whole number is needed"),
     "pretrain_tiny": ("lr=x", "a number is needed"),
 }
 BESIDE = {"cancel": ["sweep=x"], "convert": ["model.path=x", "out=y"], "pretrain_tiny": ["out=x"]}
@@ -159,8 +161,8 @@ def test_a_path_that_is_too_long_is_one_sentence(
     long = "a" * 5000
     keys = {
         "run": ["runs_dir", "model.path"], "check": ["runs_dir"], "theory": ["out"], "bench": ["model"],
-        "convert": ["model.path", "out"], "pretrain_tiny": ["out"], "sync": ["runs_dir", "sweep", "run"],
-        "control": ["runs_dir", "out"],
+        "convert": ["model.path", "out"], "pretrain_tiny": ["out"], "export": ["run", "out"],
+        "sync": ["runs_dir", "sweep", "run"], "control": ["runs_dir", "out"],
     }  # fmt: skip
     for key in keys.get(name, ["runs_dir", "sweep"]):
         said = refused(name, [*BEFORE.get(name, []), f"{key}={long}"], capfd)
@@ -206,7 +208,7 @@ def test_the_list(words: list[str], capfd: pytest.CaptureFixture[str]) -> None:
 def test_the_version_and_an_unknown_command(capfd: pytest.CaptureFixture[str]) -> None:
     assert entry.main(["--version"]) == 0
     assert capfd.readouterr() == (VERSION, "")
-    for word in ("stats", "--nope", "sweep=x", ""):
+    for word in ("nowhere", "--nope", "sweep=x", ""):
         assert entry.main([word, "--help"]) == 2
         said = capfd.readouterr().err
         assert said == f"error: {word}: no such command; allowed are {', '.join(entry.COMMANDS)}\n"
@@ -309,3 +311,36 @@ def test_progress_is_said_at_most_every_so_many_seconds(
         now[0] = second
         progress(sentence)
     assert capsys.readouterr().err.splitlines() == ["first", "second"]
+
+
+@pytest.mark.parametrize(("no_color", "red"), [("", True), ("1", False)])
+def test_an_error_is_red_on_a_terminal_only(
+    no_color: str, red: bool, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("NO_COLOR", no_color)
+    monkeypatch.setenv("TERM", "xterm")
+    cli.say("error: \x1b[31mx")
+    assert "\x1b" not in capsys.readouterr().err, "no terminal"
+    monkeypatch.setattr(sys.stderr, "isatty", lambda: True)
+    cli.say("error: \x1b[31mx")
+    said = capsys.readouterr().err
+    assert said == ("\x1b[31merror:\x1b[0m  [31mx\n" if red else "error:  [31mx\n")
+
+
+@pytest.mark.parametrize(
+    ("name", "word", "near"),
+    [
+        ("report", "sweeps=x", "sweep="),
+        ("status", "swep=x", "sweep="),
+        ("export", "rn=x", "run="),
+        ("", "stats", "status"),
+    ],
+)
+def test_the_word_that_was_meant_is_named(name: str, word: str, near: str, capfd: pytest.CaptureFixture[str]) -> None:
+    said = refused(name, [word], capfd) if name else refused_by_list(word, capfd)
+    assert said.rstrip().endswith(f"; did you mean {near}?")
+
+
+def refused_by_list(word: str, capfd: pytest.CaptureFixture[str]) -> str:
+    assert entry.main([word]) == 2
+    return capfd.readouterr().err

@@ -28,6 +28,12 @@ class GramCheckError(GramError):
     """A check missed. The message holds both numbers."""
 
 
+FUSED = (
+    " (a penalty, or a fused loss: TRL's GRPOTrainer multiplies by lm_head.weight itself; give it the "
+    "log-probabilities of model(...).logits, as examples/trl_trainer.py does)"
+)
+
+
 class Measurement:
     """The results of one block, to be read after it."""
 
@@ -52,7 +58,7 @@ class Measurement:
                 where = [use.module_name for use in self._uses if use.name == name]
                 raise GramError(
                     f"parameter {name} gained a gradient that did not pass through module {' or '.join(where)}: "
-                    "something reads the weight directly (a fused loss?), so its rows were not measured"
+                    f"something reads the weight directly{FUSED}, so its rows were not measured"
                 )
         if not any(partials.values()):
             return
@@ -85,7 +91,7 @@ class Measurement:
             if abs(norm - recorded) > tol * self._scale(names.index(name)):
                 raise GramError(
                     f"parameter {name} gained a gradient of norm {norm:.9g}, of which {recorded:.9g} passed through "
-                    "its module: something else reads the weight (a fused loss? a penalty?), so its rows are not exact"
+                    f"its module: something else reads the weight{FUSED}, so its rows are not exact"
                 )
 
     def _scale(self, index: int) -> float:

@@ -38,7 +38,7 @@ class Pair:
 def budget_pairs(sweep: Sweep) -> list[Pair]:
     """The pairs of arms with the same settings but `budget` that have two R or more in common."""
     found: dict[str, dict[str, str]] = {}
-    for arm in sorted({arm for arm, _ in sweep.cells}):
+    for arm in sweep.arm_names:
         parts = arm.split(", ")
         budgets = [part.removeprefix(KEY) for part in parts if part.startswith(KEY)]
         if len(budgets) == 1:

@@ -27,6 +27,7 @@ from grpo_sweeps.report.claims.rules import CONTRADICTED, HOLDS, UNDECIDED, all_
 from grpo_sweeps.report.measure.spectral import range_of_difference
 from grpo_sweeps.report.read.arms import flatten, makes_no_arm, objective_of
 from grpo_sweeps.report.read.query import Sweep
+from grpo_sweeps.text import natural
 
 KEYS = ["seed", "step", "group", "prompt_id"]  # of a group within the runs of one R that are compared
 COLUMNS = ("effective_rank", "null_both")
@@ -126,7 +127,11 @@ def _pairs(sweep: Sweep, is_other: Kind, is_reference: Kind, free: tuple[str, ..
         )
         for *_, reference, one in alike[:1]:
             found.setdefault((reference, arm), {}).setdefault(R, []).append((one, run))
-    return [Pair(*arms, dict(sorted(runs.items()))) for arms, runs in sorted(found.items())]
+    return [Pair(*arms, dict(sorted(runs.items()))) for arms, runs in sorted(found.items(), key=_by_arms)]
+
+
+def _by_arms(item: tuple[tuple[str, str], Any]) -> list[list[str | float]]:
+    return [natural(arm) for arm in item[0]]
 
 
 def _settings(config: Mapping[str, Any], free: tuple[str, ...]) -> dict[str, str]:

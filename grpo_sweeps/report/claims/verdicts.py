@@ -106,7 +106,7 @@ def judge_claims(sweep: Sweep, alpha: float | None = None) -> list[Claim]:
     claims: list[Claim] = [c11(sweep, pair, alpha) for pair in pairs]
     claims += [paired.c16(sweep, pair, alpha) for pair in paired.token_pairs(sweep)]
     claims += [paired.c19(sweep, pair, alpha) for pair in paired.clipping_pairs(sweep)]
-    for arm in sorted({arm for arm, _ in sweep.cells}):
+    for arm in sweep.arm_names:
         groups = {R: usable_groups(sweep, arm, R) for a, R in sweep.cells if a == arm}
         records = {R: records_of(sweep, arm, R) for R in groups}
         about, kind = scope(differences(sweep, arm)), estimator_of(sweep, arm)

@@ -21,13 +21,18 @@ def drawn(sweep: Sweep, plots: Sequence[Plot]) -> dict[str, bytes]:
     """{file name: content} of the figures, as `rendered` gives them."""
     kept, look = Kept(sweep.path), repr(sorted(matplotlib.rcParams.items(), key=str))
     key = {
-        "files": signature(files_below(sweep.path)), "code": raw_of_package(), "plots": [plot.name for plot in plots],
+        "files": _files(sweep), "runs": sweep.runs[["run", "arm"]].to_numpy().tolist(),
+        "code": raw_of_package(), "plots": [plot.name for plot in plots],
         "matplotlib": matplotlib.__version__, "seaborn": version("seaborn"),
         "look": hashlib.sha256(look.encode()).hexdigest(),
     }  # fmt: skip
     if found := kept.read(FILE, key):
         return dict(zip(found[0]["name"].to_pylist(), found[0]["content"].to_pylist(), strict=True))
     images = rendered(plots)
-    if key["files"] == signature(files_below(sweep.path)):
+    if key["files"] == _files(sweep):
         kept.write(FILE, key, pa.table({"name": list(images), "content": pa.array(list(images.values()), pa.binary())}))
     return images
+
+
+def _files(sweep: Sweep) -> list[tuple[str, int, int]]:
+    return [file for path in sweep.paths for file in signature(files_below(path))]

@@ -15,6 +15,7 @@ from itertools import product
 from typing import Any
 
 from grpo_sweeps.config import ObjectiveConfig, changes_no_result
+from grpo_sweeps.config.choices import function_name
 
 ALL = "all"
 """The arm's label in a sweep that varies R and seed alone."""
@@ -29,7 +30,6 @@ REPRESENTATIVES = {
     "model": "model.name", "task": "task.name", "reward": "reward._target_", "estimator": "estimator._target_",
     "objective": "objective",
 }  # fmt: skip
-ESTIMATORS = "grpo_sweeps.estimators."
 ABSENT = "(not set)"
 
 
@@ -75,7 +75,7 @@ def find_arms(configs: Sequence[Mapping[str, Any]]) -> Arms:
     tied = [key for key in varying if key.startswith(MAY_FOLLOW_R) and _follows(columns[key], Rs)]
     varying = _without_implied([key for key in varying if key not in tied], columns)
     names = _short_names(varying)
-    settings = {key: [f"{names[key]}={_short_value(key, value)}" for value in columns[key]] for key in varying}
+    settings = {key: [f"{names[key]}={function_name(key, value)}" for value in columns[key]] for key in varying}
     labels = [", ".join(settings[key][i] for key in varying) or ALL for i in range(len(flat))]
     return Arms(tuple(labels), tuple(varying), tuple(tied), _absent(list(settings.values()), set(labels)))
 
@@ -137,11 +137,3 @@ def _short_names(keys: Sequence[str]) -> dict[str, str]:
     short = {key: key.split(".")[0] if key in REPRESENTATIVES.values() else key.rsplit(".", 1)[-1] for key in keys}
     names = list(short.values())
     return {key: name if names.count(name) == 1 else key for key, name in short.items()}
-
-
-def _short_value(key: str, value: str) -> str:
-    """The last two parts of a dotted path: strict and flexible matching are functions of one module. An estimator of
-    the package has a name of its own."""
-    if value.startswith(ESTIMATORS):
-        return value.rsplit(".", 1)[-1]
-    return ".".join(value.split(".")[-2:]) if key.endswith("._target_") else value

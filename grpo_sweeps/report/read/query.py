@@ -17,6 +17,7 @@ import warnings
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, fields, replace
+from html import escape
 from pathlib import Path
 from typing import Any, overload
 
@@ -26,12 +27,14 @@ import pyarrow as pa
 import yaml
 
 from grpo_sweeps.config import groups_a_step
+from grpo_sweeps.config.choices import chosen, common
 from grpo_sweeps.report.measure.parts import Parts, run_parts
 from grpo_sweeps.report.measure.rows import COLUMNS, KEYS
 from grpo_sweeps.report.read.arms import Arms, find_arms
 from grpo_sweeps.report.read.cache import GroupRows, RowCache
 from grpo_sweeps.report.read.kept import CacheUse, Kept, code_of, signature, worth_keeping
 from grpo_sweeps.spectra.floor import EPS
+from grpo_sweeps.text import natural
 from grpo_sweeps.tracking import journal, lines, local
 from grpo_sweeps.tracking.lines import METRICS
 from grpo_sweeps.tracking.local import (
@@ -43,7 +46,7 @@ from grpo_sweeps.tracking.local import (
     read_updates,
 )
 from grpo_sweeps.tracking.status import RecordError, copied
-from grpo_sweeps.types import Completion, EvalRecord, GroupRecord, UpdateRecord
+from grpo_sweeps.types import Completion, ConfigError, EvalRecord, GroupRecord, UpdateRecord
 
 
 class Records(Sequence[GroupRecord]):
@@ -105,9 +108,13 @@ class Records(Sequence[GroupRecord]):
 
 RUN_COLUMNS = [
     "run", "name", "arm", "R", "seed", "state", "step", "total", "error", "commit", "dirty", "started", "ended",
-    "command", "model", "model_path", "task", "reward", "estimator", "aggregation", "prompts", "path",
+    "command", "model", "model_path", "task", "reward", "estimator", "aggregation", "lr", "prompts", "sweep", "path",
     "verdict",
 ]  # fmt: skip
+TAGS = ["run", "arm", "R", "seed"]
+OF_GROUPS = ["model", "estimator", "lr"]  # further columns of `groups`, as in `runs`
+NOTEBOOK = ["name", "arm", "R", "seed", "state", "step", "total", "model", "task", "lr", "started"]  # of a table there
+MOST_ARMS, MOST_ROWS = 6, 20  # that are listed of an object
 _LOADER = getattr(yaml, "CSafeLoader", yaml.SafeLoader)  # the same loader in C where there is one, ten times as fast
 
 
@@ -115,13 +122,14 @@ class ReportError(ValueError):
     """The report cannot be made: one sentence that says why. Exit code 2."""
 
 
-@dataclass
+@dataclass(repr=False)
 class Sweep:
-    """One sweep's record. Every frame has the columns `run` (identity), `arm`, `R` and `seed`.
+    """One sweep's record, or that of several. Every frame has the columns `run` (identity), `arm`, `R` and `seed`.
 
-    runs         one row per run: state, step, commit, model, task, ...
+    runs         one row per run: state, step, started (UTC), commit, model, task, estimator, lr, sweep, ...
     metrics      one row per run and step, as in metrics.jsonl
-    groups       one row per group of rollouts: k, mixed, measured, and the spectral values of `measure.spectral`
+    groups       one row per group of rollouts: model, estimator, lr, k, mixed, measured, and the spectral values of
+                 `measure.spectral`
     evals        one row per held-out problem and evaluation
     completions  one row per kept completion
     updates      one row per parameter and measured update
@@ -129,6 +137,8 @@ class Sweep:
     waiting      runs of which nothing is recorded yet -> their names; some have no configuration, and no row in `runs`
     parts        what `measure.parts` took from Grams by layer or parameter, where these were not kept; else None
     by_part      runs that kept such Grams
+    paths        the folders of the sweeps; `path` is the first
+    where        the condition that chose the runs; None: all of them
     """
 
     name: str
@@ -147,6 +157,39 @@ class Sweep:
     by_part: set[str] = field(default_factory=set)
     records: Records = field(default_factory=Records, repr=False)
     parts: list[Parts] | None = field(default=None, repr=False)
+    paths: tuple[Path, ...] = ()
+    where: str | None = None
+
+    @property
+    def words(self) -> str:
+        """What a command is given to name these runs."""
+        names = ",".join(path.name for path in self.paths)
+        return f"sweep={names}" + (f" where={self.where}" if self.where else "")
+
+    @property
+    def folder_name(self) -> str:
+        """The name of the folder that a report on these runs goes to."""
+        return self.name + (re.sub(r"[^\w.=,-]", "-", f"_where_{self.where}") if self.where else "")
+
+    def __repr__(self) -> str:
+        """A few lines: what is there, not the records themselves."""
+        states = ", ".join(f"{n} {state}" for state, n in self.runs["state"].value_counts().items())
+        Rs = ", ".join(str(R) for R in sorted(self.runs["R"].unique()))
+        arms = sorted({str(arm) for arm in self.runs["arm"]}, key=natural)
+        lines = [
+            f"Sweep {self.name}: {len(self.runs)} runs ({states}); R = {Rs}; {self.runs['seed'].nunique()} seeds",
+            f"  {common(self.configs.values())}",
+            f"  {len(arms)} arms: {'; '.join(arms[:MOST_ARMS])}{' ...' if len(arms) > MOST_ARMS else ''}",
+            "  " + ", ".join(f"{name} {len(getattr(self, name)):,}" for name in _COLUMNS) + " rows",
+        ]
+        return "\n".join(line for line in lines if line.strip())
+
+    def _repr_html_(self) -> str:
+        """The same for a notebook, with a table of the runs."""
+        first, *rest = repr(self).splitlines()
+        shown = [name for name in NOTEBOOK if name in self.runs]
+        table = self.runs[shown].to_html(index=False, max_rows=MOST_ROWS, border=0, na_rep="")
+        return f"<p><strong>{escape(first)}</strong></p><p>{'<br>'.join(map(escape, rest))}</p>{table}"
 
     def record(self, group: int) -> GroupRecord:
         """The whole record of a row of `groups`, by its index label."""
@@ -168,6 +211,10 @@ class Sweep:
             raise KeyError(f"group {group} has no Gram for {by!r}")
         return gram
 
+    def folder(self, run: str) -> Path:
+        """The run's folder."""
+        return Path(str(self.runs.loc[self.runs["run"] == run, "path"].iloc[0]))
+
     def kept_by(self, run: str) -> str:
         """The run's `analysis.by`: whole, layer or parameter; empty where its configuration does not say."""
         return str(_get(self.configs[run], "analysis.by") or "")
@@ -181,27 +228,43 @@ class Sweep:
     def cells(self) -> list[tuple[str, int]]:
         """(arm, R) of every run, sorted: the rows of Table 1."""
         pairs = {(str(a), int(r)) for a, r in zip(self.runs["arm"], self.runs["R"], strict=True)}
-        return sorted(pairs)
+        return sorted(pairs, key=lambda pair: (natural(pair[0]), pair[1]))
+
+    @property
+    def arm_names(self) -> list[str]:
+        """The arms that have runs, their numbers by size."""
+        return list(dict.fromkeys(arm for arm, _ in self.cells))
 
 
 def load_sweep(
-    name: str | None = None,
+    name: str | Sequence[str] | None = None,
     runs_dir: str | Path = "runs",
     keep_parts: bool = True,
     progress: Callable[[str], None] = lambda sentence: None,
+    where: str | None = None,
 ) -> Sweep:
     """Read runs_dir/<name>/ (the newest sweep when `name` is None) through the local record's reader.
 
+    name: several, as a list or with commas, are read as one, whose arms are found among all runs; a run that
+        several sweeps have is taken once.
+    where: KEY=VALUE,... chooses runs by their configuration, see `config.choices`.
     keep_parts: keep the Grams by layer or parameter in the records. They can take hundreds of times the memory of
     all else; False takes from them, run by run, what the report shows (`Sweep.parts`) and lets them go.
     progress: is given how far it is, in a few words, after each run.
     Raises ReportError, one sentence, when there is no such sweep or none of its runs can be read.
     """
-    path = find_sweep(name, Path(runs_dir))
+    paths = find_sweeps(name, Path(runs_dir))
+    label = "+".join(path.name for path in paths)
     notes: list[str] = []
     configs: dict[str, dict[str, Any]] = {}
     statuses: dict[str, RunStatus] = {}
-    for run_dir in _run_dirs(path):
+    folders: dict[str, Path] = {}
+    for run_dir in (folder for path in paths for folder in _run_dirs(path)):
+        if run_dir.name in configs:
+            first = folders[run_dir.name].parent.name
+            notes.append(f"Run {run_dir.name} is in {first} and in {run_dir.parent.name}: that of {first} is taken.")
+            continue
+        folders[run_dir.name] = run_dir
         try:
             configs[run_dir.name] = _read_config(run_dir)
             statuses[run_dir.name] = _read_state(run_dir, configs[run_dir.name])
@@ -211,15 +274,22 @@ def load_sweep(
             configs.pop(run_dir.name, None)
             statuses.pop(run_dir.name, None)
             notes.append(f"Run {run_dir.name} was left out: {error}")
-    waiting = _without_config(path, notes)
+    waiting = {run: name for path in paths for run, name in _without_config(path, notes).items()}
     if not configs and waiting:
-        raise ReportError(f"sweep={path.name}: nothing is recorded of it yet ({', '.join(waiting.values())}).")
+        raise ReportError(f"sweep={label}: nothing is recorded of it yet ({', '.join(waiting.values())}).")
     if not configs:
-        raise ReportError(f"sweep={path.name}: none of its runs can be read ({' '.join(notes)}).")
+        raise ReportError(f"sweep={label}: none of its runs can be read ({' '.join(notes)}).")
+    if where is not None:
+        configs, waiting = _where(configs, where), {}
     arms = find_arms(list(configs.values()))
-    runs = _runs_frame(path, configs, statuses, arms)
+    if where is not None or len(paths) > 1:  # what was chosen is no grid with holes
+        arms = replace(arms, absent=())
+    runs = _runs_frame(folders, configs, statuses, arms)
     unread: dict[str, Any] = dict.fromkeys(_COLUMNS, pd.DataFrame())
-    sweep = Sweep(path.name, path, arms, runs, **unread, configs=configs, statuses=statuses, notes=notes)
+    sweep = Sweep(
+        label, paths[0], arms, runs, **unread, configs=configs, statuses={run: statuses[run] for run in configs},
+        notes=notes, paths=paths, where=where,
+    )  # fmt: skip
     sweep.records = Records(keep_parts)
     _read_records(sweep, keep_parts, progress)
     sweep.waiting = _waiting(sweep) | waiting
@@ -243,6 +313,19 @@ def _without_config(path: Path, notes: list[str]) -> dict[str, str]:
             except RecordError as error:
                 notes.append(f"Run {folder.name} was left out: {error}")
     return found
+
+
+def _where(configs: dict[str, dict[str, Any]], where: str) -> dict[str, dict[str, Any]]:
+    try:
+        return {run: configs[run] for run in chosen(configs, where)}
+    except ConfigError as error:
+        raise ReportError(str(error)) from error
+
+
+def find_sweeps(name: str | Sequence[str] | None, runs_dir: Path) -> tuple[Path, ...]:
+    """The folders of one sweep or several, with commas or as a list, each once."""
+    names = name.split(",") if isinstance(name, str) else [None] if name is None else list(name)
+    return tuple(dict.fromkeys(find_sweep(one, runs_dir) for one in names))
 
 
 def find_sweep(name: str | None, runs_dir: Path) -> Path:
@@ -303,7 +386,7 @@ def _get(config: dict[str, Any], dotted: str) -> Any:
 
 
 def _runs_frame(
-    path: Path, configs: dict[str, dict[str, Any]], statuses: dict[str, RunStatus], arms: Arms
+    folders: dict[str, Path], configs: dict[str, dict[str, Any]], statuses: dict[str, RunStatus], arms: Arms
 ) -> pd.DataFrame:
     rows = []
     for (run, config), arm in zip(configs.items(), arms.labels, strict=True):
@@ -314,16 +397,23 @@ def _runs_frame(
                 "R": config["R"], "seed": config["seed"], "step": status.step,
                 "state": "interrupted" if status.stale() else status.state,
                 "total": status.total, "error": status.error, "commit": status.commit, "dirty": status.dirty,
-                "started": status.started, "ended": status.ended, "command": status.command,
+                "started": _time(status.started), "ended": _time(status.ended), "command": status.command,
                 "model": _get(config, "model.name"), "model_path": _get(config, "model.path"),
                 "task": _get(config, "task.name"), "reward": _get(config, "reward._target_"),
                 "estimator": _get(config, "estimator._target_"), "aggregation": config.get("aggregation"),
-                "prompts": _groups(config), "path": str(path / run),
+                "lr": _get(config, "trainer.lr"),
+                "prompts": _groups(config), "sweep": folders[run].parent.name, "path": str(folders[run]),
                 "verdict": _get(config, "task.verdict") or "numbers",
             }
         )  # fmt: skip
-    frame = pd.DataFrame(rows, columns=RUN_COLUMNS)
-    return frame.sort_values(["arm", "R", "seed", "run"], ignore_index=True)
+    order = {arm: at for at, arm in enumerate(sorted(set(arms.labels), key=natural))}
+    rows.sort(key=lambda row: (order[row["arm"]], row["R"], row["seed"], row["run"]))
+    return pd.DataFrame(rows, columns=RUN_COLUMNS)
+
+
+def _time(seconds: float | None) -> Any:
+    """A time of status.json in UTC; NaT where there is none, or one that is no time."""
+    return pd.to_datetime(seconds, unit="s", utc=True, errors="coerce") if seconds is not None else pd.NaT
 
 
 def _groups(config: dict[str, Any]) -> int | None:
@@ -363,7 +453,8 @@ def _read_records(sweep: Sweep, keep_parts: bool, progress: Callable[[str], None
         sweep.records.add(Path(str(run.path)), read.frames["groups"][KEYS])
         sweep.by_part |= {str(run.run)} if read.by_part else set()
         for kind, frame in read.frames.items():
-            tags = pd.DataFrame({"run": run.run, "arm": run.arm, "R": run.R, "seed": run.seed}, index=frame.index)
+            names = [*TAGS, *(OF_GROUPS if kind == "groups" else ())]
+            tags = pd.DataFrame({name: getattr(run, name) for name in names}, index=frame.index)
             frames_of[kind].append(pd.concat([tags, frame.drop(columns="R", errors="ignore")], axis=1))
         read.frames.clear()
     for kind, frames in frames_of.items():
@@ -379,7 +470,7 @@ def processors() -> int:
 
 
 def _read_run(sweep: Sweep, run: str, keep_parts: bool, use: CacheUse) -> _Run:
-    folder, seed, dtype = sweep.path / run, int(sweep.configs[run]["seed"]), sweep.dtype(run)
+    folder, seed, dtype = sweep.folder(run), int(sweep.configs[run]["seed"]), sweep.dtype(run)
     read = _Run()
     try:
         groups = GroupRows(folder, seed, dtype, RowCache(folder, seed, dtype, use)).rows()
@@ -420,7 +511,7 @@ def _records_frame(records: list[Any], kind: type) -> pd.DataFrame:
 
 _COLUMNS = {
     "metrics": ["step", "time"],
-    "groups": [name for name in COLUMNS if name != "R"],
+    "groups": [*OF_GROUPS, *(name for name in COLUMNS if name != "R")],
     "evals": [f.name for f in fields(EvalRecord)],
     "completions": [f.name for f in fields(Completion)],
     "updates": [f.name for f in fields(UpdateRecord)],
@@ -432,4 +523,4 @@ def _joined(frames: list[pd.DataFrame], columns: list[str]) -> pd.DataFrame:
     filled = [f for f in frames if len(f)]
     if filled:
         return pd.concat(filled, ignore_index=True)
-    return frames[0] if frames else pd.DataFrame(columns=["run", "arm", "R", "seed", *columns])
+    return frames[0] if frames else pd.DataFrame(columns=[*TAGS, *columns])

@@ -202,7 +202,7 @@ def shown_steps(table: pd.DataFrame) -> tuple[list[str], list[list[str]]]:
     header = ["R", "step", "weights changed", "in float32", "Hoyer: gradient", "Hoyer: update", "relative norm"]
     arms = len(table) > 0 and table["arm"].nunique() > 1
     rows = []
-    for (arm, R), part in table.groupby(["arm", "R"]) if len(table) else ():
+    for (arm, R), part in table.groupby(["arm", "R"], sort=False) if len(table) else ():
         chosen = sorted({round(i) for i in np.linspace(0, len(part) - 1, SHOWN_STEPS)})
         for row in part.iloc[chosen].to_dict("records"):
             names = ("changed_share", "changed_share_float32", "gradient_hoyer", "update_hoyer")

@@ -240,3 +240,25 @@ def test_the_report_imports_neither_torch_nor_mlflow_nor_the_engine_and_is_quick
     after = os.times()
     used = after.children_user + after.children_system - before.children_user - before.children_system
     assert used < 60, "about 4 s of processor time, several times that under coverage"
+
+
+def test_a_report_on_two_sweeps_and_on_chosen_runs(undrawn, write, tmp_path, capsys, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    for name, config in (("one", {}), ("two", {"estimator._target_": "grpo_sweeps.estimators.group.rloo"})):
+        for seed in (0, 1, 2):
+            write(tmp_path / "runs", name, 2, seed, steps=2, config=config)
+    assert main(["sweep=one,two"]) == 0
+    page = (tmp_path / "reports/one+two/index.html").read_text()
+    for part in ("What differs between the sweeps", "Arms side by side", "estimator._target_", "sweep=one,two"):
+        assert part in page
+    table = pd.read_csv(tmp_path / "reports/one+two/side_by_side.csv")
+    assert list(table["pairs"].gt(0)) == [True, True, True]
+    listed = json.loads((tmp_path / "reports/one+two/manifest.json").read_text())
+    assert {run["sweep"] for run in listed["runs"]} == {"one", "two"} and "side_by_side.csv" in listed["files"]
+    assert main(["sweep=one,two", "where=estimator=rloo,seed=0,1"]) == 0
+    folder = tmp_path / "reports/one+two_where_estimator=rloo,seed=0,1"
+    assert "chosen by where=estimator=rloo,seed=0,1" in (folder / "index.html").read_text()
+    assert len(json.loads((folder / "manifest.json").read_text())["runs"]) == 2
+    capsys.readouterr()
+    assert main(["sweep=one", "where=R=7"]) == 2
+    assert capsys.readouterr().err == "error: where=R=7: no run has R=7; there are R=2\n"

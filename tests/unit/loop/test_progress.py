@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import io
+import re
 
-from grpo_sweeps.loop.progress import LONGEST_NAME, RunProgress
+import pytest
+
+from grpo_sweeps.loop.progress import LONGEST_NAME, Ahead, RunProgress, ahead
 
 
 class Terminal(io.StringIO):
@@ -35,3 +38,41 @@ def test_a_terminal_gets_a_bar_and_a_long_name_is_cut() -> None:
     with RunProgress("x" * 200 + "[bold]", total=2, stream=out) as progress:
         progress.step(1, {"reward": 0.5, "spectral/effective_rank": 1.5, "step_time": 1.0})
     assert "1/2" in out.getvalue() and "x" * LONGEST_NAME not in out.getvalue()
+
+
+def test_a_run_of_a_sweep_says_which_it_is_and_how_long_all_will_take() -> None:
+    out = io.StringIO()
+    metrics = {"reward": 0.25, "step_time": 2.0, "sampling/tokens_per_second": 1234.4}
+    with ahead(Ahead(run=2, runs=3, rows=8, rows_later=8 * 300)), RunProgress("R=8", total=4, stream=out) as progress:
+        progress.step(1, metrics)
+    expected = "R=8  step 1/4  reward 0.250  effective rank -  1,234 tok/s  6 s left  (run 2 of 3, 10 min left)\n"
+    assert out.getvalue() == expected, "3 steps of 2 s, and later runs with as many rollouts as 300 such steps"
+    RunProgress("R=8", total=4, stream=out).step(1, metrics)
+    assert "run 2" not in out.getvalue().splitlines()[-1], "the context has ended"
+    with ahead(Ahead(1, 1, 8, 0)), RunProgress("R=8", total=4, stream=out) as progress:
+        progress.step(1, metrics)
+    assert "(run" not in out.getvalue().splitlines()[-1]
+
+
+def test_a_terminal_gets_a_bar_of_the_sweep_too() -> None:
+    out = Terminal()
+    with ahead(Ahead(run=2, runs=3, rows=8, rows_later=8 * 300)), RunProgress("R=8", total=4, stream=out) as progress:
+        progress.step(1, {"reward": 0.25, "step_time": 2.0, "sampling/tokens_per_second": 1234.4})
+    text = re.sub(r"\x1b\[[0-9;?]*[a-zA-Z]", "", out.getvalue())
+    assert re.search(r"R=8 .*1/4  reward 0\.250  rank -  1,234 tok/s  6 s left", text)
+    assert re.search(r"run 2 of 3 .*10 min left", text)
+
+
+def test_names_that_differ_at_their_ends_are_told_apart() -> None:
+    names = [RunProgress(f"R=8 seed=0 estimator=reinforce_plus_plus{end}", 1).name for end in ("", "_baseline")]
+    assert len(set(names)) == 2 and all(len(name) == LONGEST_NAME and name.startswith("R=8 seed=0 ") for name in names)
+
+
+def test_no_color_is_respected(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TERM", "xterm-256color")
+    for no_color, there in (("1", False), ("", True)):
+        monkeypatch.setenv("NO_COLOR", no_color)
+        out = Terminal()
+        with RunProgress("R=4", total=2, stream=out) as progress:
+            progress.step(1, {"reward": 0.5, "step_time": 1.0})
+        assert bool(re.search(r"\x1b\[[0-9;]*[39][0-9]", out.getvalue())) == there

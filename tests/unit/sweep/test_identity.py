@@ -137,6 +137,24 @@ def test_names_say_what_varies() -> None:
     assert display_names([two[0]] * 2, clash)[0] == "R=2 seed=0 a.every=1 b.every=1"
 
 
+def test_names_leave_out_what_follows_from_R_and_shorten_what_tells_runs_apart() -> None:
+    two = [config(R=2), config(R=4)]
+    tied = [["R=2", "trainer.steps=8", "trainer.lr=1"], ["R=4", "trainer.steps=4", "trainer.lr=1"]]
+    assert display_names(two, tied) == ["R=2 seed=0", "R=4 seed=0"]
+    paths = [["model.path=/data/models/a"], ["model.path='/data/models/b'"]]
+    assert display_names([two[0]] * 2, paths) == ["R=2 seed=0 path=a", "R=2 seed=0 path=b"]
+    clash = [["model.path=/one/a"], ["model.path=/two/a"]]
+    assert display_names([two[0]] * 2, clash) == ["R=2 seed=0 path=/one/a", "R=2 seed=0 path=/two/a"]
+    functions = [["estimator._target_=grpo_sweeps.estimators.group.rloo"], ["estimator._target_=mine.group.best"]]
+    assert display_names([two[0]] * 2, functions)[0] == "R=2 seed=0 estimator._target_=rloo"
+
+
+def test_the_name_of_a_single_run_fits_a_line() -> None:
+    typed = [f"trainer.key_{letter * 8}=value" for letter in "abcdefgh"]
+    (name,) = display_names([config(R=2)], [typed])
+    assert len(name) < 100 and name.startswith("R=2 seed=0 key_aaaaaaaa=value ") and name.endswith(" and 5 more")
+
+
 def test_wrong_types_in_a_mapping_are_named() -> None:
     from grpo_sweeps.types import ConfigError
 

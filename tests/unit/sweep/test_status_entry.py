@@ -229,3 +229,28 @@ def test_records_without_a_status_are_shown(runs: Path, capsys: pytest.CaptureFi
     (lost / "metrics.jsonl").write_text('{"step": 0, "reward": 0.5}\n')
     assert main([f"runs_dir={runs}", "sweep=a"]) == 0
     assert "unreadable" in capsys.readouterr().out
+
+
+def test_runs_are_chosen_and_what_they_share_stands_once(runs: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    for at, lr in ((0, "0.0001"), (1, "1.0e-05"), (2, "1.0e-05")):
+        text = f"R: {2 << at}\nmodel: {{name: tiny}}\ntrainer: {{lr: {lr}}}\n"
+        (runs / "mine" / f"id{at}" / "config.yaml").write_text(text)
+    assert main([f"runs_dir={runs}", "where=lr=1e-5"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[0] == "sweep mine: 2 runs: 1 interrupted, 1 running; all model=tiny lr=1e-05"
+    assert [line.split()[0] for line in lines[2:4]] == ["R=4", "R=8"]
+    assert main([f"runs_dir={runs}", "where=R=2,4,lr=0.0001,1e-05", "json=true"]) == 0
+    assert [row["name"] for row in json.loads(capsys.readouterr().out)] == ["R=2 seed=0", "R=4 seed=0"]
+    assert main([f"runs_dir={runs}", "where=lr=1"]) == 2
+    assert capsys.readouterr().err == "error: where=lr=1: no run has lr=1; there are lr=0.0001,1e-05\n"
+    assert main([f"runs_dir={runs}"]) == 0
+    assert "; all " not in capsys.readouterr().out, "runs without a configuration share nothing that is known"
+
+
+def test_names_are_ordered_by_their_numbers(tmp_path: Path) -> None:
+    names = ["R=2 seed=0 lr=1e-05", "R=2 seed=0 lr=0.0001", "R=16 seed=0 lr=1e-05"]
+    for name in reversed(names):
+        run_dir = tmp_path / "mine" / name.replace(" ", "-")
+        run_dir.mkdir(parents=True)
+        write_status(run_dir, RunStatus(state="finished", name=name, sweep="mine"))
+    assert [row.name for row in collect(tmp_path, "mine")] == names
