@@ -54,6 +54,10 @@ class RowCache:
         found = self._kept.read(_name(segment), self._key(segment, stat), COLUMNS, changes=False)
         return Cached(found[0].to_pandas(), bool(found[1]["by_part"])) if found else None
 
+    def lacks(self, segment: Path, stat: os.stat_result) -> bool:
+        """Whether the rows of a segment have to be made, and would be kept."""
+        return not self._kept.off and not self._kept.has(_name(segment), self._key(segment, stat))
+
     def write(self, segment: Path, stat: os.stat_result, made: Cached) -> None:
         """Keep the rows, and drop those of segments that are gone."""
         table = pa.Table.from_pandas(made.frame, preserve_index=False)
@@ -98,6 +102,14 @@ class GroupRows(Journal):
         frame = pd.concat(frames, ignore_index=True) if frames else journal.frame
         frame = frame[~frame.duplicated(KEYS, keep="last")].sort_values(self.order, kind="stable", ignore_index=True)
         return Cached(frame, any(part.by_part for part in (*found, journal)))
+
+    def bytes_to_measure(self) -> int:
+        """Bytes of the segments whose rows have to be made; 0 where the run cannot be looked at."""
+        try:
+            sizes = [(path, path.stat()) for path in self._segments()]
+            return sum(stat.st_size for path, stat in sizes if self._cache.lacks(path, stat))
+        except (OSError, ValueError):
+            return 0  # who reads it says why
 
     def _segment_rows(self, path: Path) -> Cached:
         before = path.stat()

@@ -122,6 +122,14 @@ class Kept:
         # the schema's own metadata would only be carried along
         return (table.replace_schema_metadata(None), kept) if matches else None
 
+    def has(self, name: str, key: Key) -> bool:
+        """Whether there is a table of this name and key, by its head alone: `read` may still find it damaged."""
+        try:
+            metadata = pq.read_schema(self.folder / name).metadata
+            return bool(json.loads(metadata[KEY])["key"] == _plain(key))
+        except (pa.ArrowException, OSError, ValueError, KeyError, TypeError):
+            return False
+
     def write(self, name: str, key: Key, table: pa.Table, **more: Any) -> bool:
         """Keep a table and what JSON holds beside it; True where that could be done."""
         if self.off:

@@ -30,6 +30,7 @@ from grpo_sweeps.config import groups_a_step
 from grpo_sweeps.config.choices import chosen, common
 from grpo_sweeps.report.measure.parts import Parts, run_parts
 from grpo_sweeps.report.measure.rows import COLUMNS, KEYS
+from grpo_sweeps.report.read.ahead import RunToRead, make_ahead
 from grpo_sweeps.report.read.arms import Arms, find_arms
 from grpo_sweeps.report.read.cache import GroupRows, RowCache
 from grpo_sweeps.report.read.kept import CacheUse, Kept, code_of, signature, worth_keeping
@@ -440,6 +441,11 @@ def _read_records(sweep: Sweep, keep_parts: bool, progress: Callable[[str], None
     numpy leaves the interpreter to others while it works, so that threads share the processors of this machine.
     """
     use = CacheUse()
+    runs = [
+        RunToRead(str(row["path"]), int(row["seed"]), int(row["R"]), sweep.dtype(str(row["run"])))
+        for row in sweep.runs[["run", "path", "seed", "R"]].to_dict("records")
+    ]
+    make_ahead(runs, processors(), progress)
     with ThreadPoolExecutor(max_workers=processors()) as pool:
         found: list[_Run] = []
         for read in pool.map(lambda run: _read_run(sweep, run, keep_parts, use), sweep.runs["run"]):
