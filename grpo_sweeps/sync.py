@@ -70,6 +70,8 @@ def check(arguments: Arguments) -> None:
         name = getattr(arguments, key)
         if name is not None and (name in (".", "..") or Path(name).name != name):
             raise ConfigError(f"{key}={name}: the name of one folder is allowed, not a path.")
+    if arguments.reports != "reports" and not Path(arguments.reports).is_dir():
+        raise ConfigError(f"reports={arguments.reports}: there is no such folder.")
     if arguments.run and not arguments.sweep:
         raise ConfigError(f"run={arguments.run} needs sweep=NAME beside it.")
     if arguments.prune and (arguments.run or arguments.follow or arguments.init):

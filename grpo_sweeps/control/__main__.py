@@ -15,6 +15,7 @@ import shlex
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from grpo_sweeps import cli
@@ -31,6 +32,7 @@ class Options:
 
 
 COMMAND = cli.named("control", Options, __doc__ or "")
+TABLE = "control.csv"
 OWN = tuple(f"{key}=" for key in ("groups", "out"))
 
 
@@ -42,6 +44,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         return 0
     try:
         options = COMMAND.parse([word for word in words if word.startswith(OWN)])
+        _check(options, words)
     except ConfigError as error:
         cli.say(f"error: {error}")
         return 2
@@ -54,6 +57,15 @@ def main(argv: Sequence[str] | None = None) -> int:
         return []
 
     return run.main([word for word in words if not word.startswith(OWN)], carry_out)
+
+
+def _check(options: Options, words: Sequence[str]) -> None:
+    """Raise ConfigError for words of `run` that mean nothing here, and for a folder that holds something else."""
+    for word in words:
+        if word in ("-m", "--multirun") or word.startswith(("dry_run=", "wait=", "redo=")):
+            raise ConfigError(f"control: {word} is of no use here, where no run is made; leave it out")
+    if options.out and not (Path(options.out) / TABLE).is_file():  # an earlier control is written anew
+        cli.new_folder(options.out)
 
 
 def _control(options: Options, config: Any, words: Sequence[str]) -> None:

@@ -27,6 +27,7 @@ from grpo_sweeps.sweep.origin import model_of
 from grpo_sweeps.tracking import provenance
 from grpo_sweeps.tracking.checkpoints import FOLDER, checkpoints
 from grpo_sweeps.tracking.made_by import MadeBy, changes
+from grpo_sweeps.tracking.published import is_published
 from grpo_sweeps.tracking.status import RunStatus
 from grpo_sweeps.tracking.weights import leave
 from grpo_sweeps.types import ConfigError
@@ -112,6 +113,11 @@ def _checkpoint(run_dir: Path, status: RunStatus, step: int | None, say: Callabl
         except CheckpointError as error:
             raise ConfigError(f"export: step={step}: {str(error).rstrip('.')}") from error
     found = checkpoint.latest(run_dir / FOLDER, say=say, identity=status.identity) if step is None else None
+    if found is None and is_published(run_dir.parent):
+        raise ConfigError(
+            f"export: run={run_dir.name}: {run_dir.parent} holds published records, which are without checkpoints; the "
+            "folder that the run wrote is needed"
+        )
     if found is None:
         asked = "" if step is None else f"step={step}: "
         there = f"there are those of steps {', '.join(map(str, steps))}" if steps else "it has none"

@@ -30,6 +30,10 @@ Key = Sequence[int | str]
 Asked = Callable[[Problem], Any]
 
 
+class RewardFailed(RuntimeError):
+    """A reward function raised, and reward_on_failure=stop: which one, on what, and why."""
+
+
 @dataclass(frozen=True)
 class Rewards:
     """N rewards; by the name of a function what it gave to each, None where it does not apply; and which rewards lack
@@ -69,7 +73,7 @@ def reward_metrics(rewards: Sequence[Rewards], may_fail: bool) -> dict[str, floa
 
 
 class Rewarder:
-    """The reward of a run. `call` raises what the functions raise, unless reward_on_failure=zero."""
+    """The reward of a run."""
 
     def __init__(self, config: RunConfig, judge: Judge) -> None:
         self.config, self.judge = config, judge
@@ -99,6 +103,7 @@ class Rewarder:
         Raises:
             ConfigError: where a function gives no finite number, or none applies to a completion.
             RewardStopped: where a call had to be ended.
+            RewardFailed: where a function raised; neither of these two with reward_on_failure=zero.
         """
         columns, failed = list[list[float | None]](), set[int]()
         for part, (per, call) in zip(self.parts, self._calls, strict=True):
@@ -156,10 +161,11 @@ class Rewarder:
                 if self.config.reward_on_failure == "zero":
                     self._say(part, error, which(batch.problems[rows.start], batch.keys[rows.start]))
                     return None, True
-                if not isinstance(error, RewardStopped):
-                    raise
                 often = f" in {tries} calls" if tries > 1 else ""
                 where = which(batch.problems[rows.start], batch.keys[rows.start])
+                if not isinstance(error, RewardStopped):
+                    reason = " ".join(f"{type(error).__name__}: {error}".split())
+                    raise RewardFailed(f"reward {part.function.target} failed{often} on {where} ({reason})") from error
                 raise RewardStopped(f"reward {part.function.target} {error}{often} on {where}") from None
         raise AssertionError("a call returns or raises")
 

@@ -79,6 +79,7 @@ def _report(options: Options, words: list[str]) -> int:
         with warnings.catch_warnings():
             warnings.showwarning = _say
             if options.records:
+                _refuse_parts(options)
                 sweep, runs_dir = publish_records(sweep, runs_dir, options.out, progress)
             out, claims = build(
                 sweep, runs_dir, options.out, command, options.commits, _looks_wrong, progress, options.where
@@ -91,6 +92,17 @@ def _report(options: Options, words: list[str]) -> int:
         say(line)
     show(str(Path(out) / "index.html"))
     return 0
+
+
+def _refuse_parts(options: Options) -> None:
+    """Records are published of one whole sweep. Raises ConfigError."""
+    if options.where:
+        raise ConfigError(f"where={options.where}: records=true publishes the whole sweep; leave one of both out")
+    if options.sweep and "," in options.sweep:
+        raise ConfigError(
+            f"sweep={options.sweep}: records=true takes one sweep; publish each with the same out=DIR, and report on "
+            "them together by runs_dir=DIR/records"
+        )
 
 
 def _looks_wrong(sentence: str) -> None:

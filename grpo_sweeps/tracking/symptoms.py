@@ -21,6 +21,7 @@ is right in 2.4% of its answers has shown it with probability .95. A run that ha
 CUT = 0.25  # share of cut completions above which the run looks wrong
 WINDOW = 20  # last steps that are also judged alone, so that a long good beginning hides no bad end
 SHORT = 64  # tokens: a lower limit may cut every answer; a higher one hardly all of them
+FAILED = 0.05  # share of rewards that lack something above which the run looks wrong
 SAME = 0.9  # share of groups with one text above which the run looks wrong
 UNIFORM = 0.99  # share of log(vocabulary): entropy of a policy that draws tokens at random
 GROWN = 10.0  # times the weights' norm before training, above which a run has diverged
@@ -141,7 +142,7 @@ def known(row: Mapping[Any, Any]) -> dict[str, float]:
 
 SUMMED = (
     "reward/strict", "reward/flexible", "groups/mixed", "groups/all_right", "groups/all_wrong", "groups/same_text",
-    "completions/clipped_ratio", "entropy",
+    "completions/clipped_ratio", "entropy", "reward/failed",
 )  # fmt: skip
 
 
@@ -234,8 +235,19 @@ def _right_by_a_reading(c: Course) -> str:
     return f"{best} parsing ({words}) finds {percent(by[best])} right: {remedy}"
 
 
+def _reward_failed(c: Course) -> str:
+    """Symptom of reward functions that give nothing, with reward_on_failure=zero."""
+    share = c.mean("reward/failed") or 0.0
+    if share <= FAILED:
+        return ""
+    return (
+        f"{percent(share)} of {c.rollouts} rewards lack something (reward/failed): a function raised, was ended or "
+        "none applies, which counts as 0; the log names the first"
+    )
+
+
 def _reward_zero(c: Course) -> str:
-    if not c.only_zeros:
+    if not c.only_zeros or c.mean("reward/failed") == 1:
         return ""
     reward, unseen = _short(c.value("reward._target_")), 1 - 0.05 ** (1 / c.groups)
     sentence = (
@@ -259,6 +271,8 @@ def _cut_off(c: Course) -> str:
         return ""
     limit = c.value("rollout.max_new_tokens")
     none = " (none ended: if a longer limit changes nothing, check the model's end tokens)" if share == 1 else ""
+    if share == 1 and c.value("rollout.cut") == "mask":
+        none = " (all of them, and rollout.cut=mask leaves them out: there is no gradient and nothing is learned)"
     return (
         f"{percent(share)} of {rollouts} completions are cut at rollout.max_new_tokens={limit}{none}, and what is cut "
         f"has seldom an answer; raise it, or ask for shorter answers in task.prompt"
@@ -316,5 +330,6 @@ def _not_mixed(c: Course) -> str:
 Rule = Callable[[Course], str]
 AT_ONCE: dict[str, Rule] = {DIVERGENCE: _diverged, "one rollout": _one_rollout}
 SHARES: dict[str, Rule] = {
-    "no end": _no_end, "cut": _cut_off, "reward 0": _reward_zero, "one text": _same_text, "none mixed": _not_mixed,
+    "no end": _no_end, "cut": _cut_off, "reward failed": _reward_failed,
+    "reward 0": _reward_zero, "one text": _same_text, "none mixed": _not_mixed,
 }  # fmt: skip

@@ -136,7 +136,8 @@ def test_the_same_command_gives_the_same_bytes(tmp_path: Path) -> None:
             "has no worked solution",
         ),
         (["task.n_train=5", "trainer.prompts=2"], "8 different problems are needed at R=4"),
-        (["-m", "R=2,4"], "2 runs are composed"),
+        (["-m", "R=2,4"], "-m is of no use here"),
+        (["dry_run=true"], "dry_run=true is of no use here"),
         (["R=x"], "R"),
     ],
 )
@@ -148,6 +149,15 @@ def test_what_it_cannot_do_is_one_sentence(
     assert main([*words, *own, *R, f"out={tmp_path / 'out'}", *WORDS]) == 2
     (line,) = [line for line in capsys.readouterr().err.splitlines() if line.startswith("error: ")]
     assert said in line and not (tmp_path / "out").exists()
+
+
+def test_it_writes_over_nothing_but_an_earlier_control(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "index.html").write_text("a report")
+    assert main(["R=2", "groups=2", f"out={tmp_path}", *WORDS]) == 2
+    assert "exists and is not an empty folder" in capsys.readouterr().err
+    assert [path.name for path in tmp_path.iterdir()] == ["index.html"]
+    for _ in range(2):
+        assert main(["R=2", "groups=2", f"out={tmp_path / 'own'}", *WORDS]) == 0
 
 
 def without_solutions():

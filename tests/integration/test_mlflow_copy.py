@@ -506,6 +506,8 @@ def test_the_files_of_a_report_are_artifacts_of_the_sweep(place: Path) -> None:
         (known,) = note["stores"].values()
         return {file.path: file.file_size for file in client.list_artifacts(known["run_id"])}
 
+    assert sync.main([*words, "reports=elsewhere"]) == 2
+    (place / "elsewhere").mkdir()
     assert sync.main([*words, "reports=elsewhere"]) == 0
     assert artifacts() == {}
     assert sync.main(words) == 0

@@ -68,6 +68,19 @@ def test_reward_zero_speaks_of_the_tasks_verdict() -> None:
     assert strict.endswith("finds 20% right: reward=correct takes it")
 
 
+def test_rewards_that_lack_something_are_named_and_not_blamed_on_the_model() -> None:
+    by_kind = found(ZERO | {"reward/failed": 1.0})
+    assert "100% of 128 rewards lack something (reward/failed)" in by_kind["reward failed"]
+    assert "reward 0" not in by_kind
+    assert "reward failed" not in found({"reward/failed": 0.01})
+
+
+def test_where_all_completions_are_masked_nothing_is_learned() -> None:
+    cut = {"completions/clipped_ratio": 1.0, "reward/strict": 0.0}
+    by_kind = found(cut, rollout__max_new_tokens=2, rollout__cut="mask")
+    assert "rollout.cut=mask leaves them out: there is no gradient" in by_kind["cut"]
+
+
 def test_one_reward_ends_it() -> None:
     rows = [WELL | ZERO] * 3 + [WELL]
     assert symptoms(CONFIG, rows) == []

@@ -215,6 +215,14 @@ def test_what_is_no_whole_record_of_the_past_is_refused(runs: Path, published: P
     assert list((tmp_path / "out" / "records" / "small").iterdir()) == []
 
 
+@pytest.mark.parametrize(
+    ("words", "said"), [(["sweep=tiny,other"], "records=true takes one sweep"), (["where=R=4"], "the whole sweep")]
+)
+def test_records_are_those_of_one_whole_sweep(words: list[str], said: str, runs: Path, tmp_path: Path, capsys) -> None:
+    assert main([*words, f"runs_dir={runs}", f"out={tmp_path / 'out'}", "records=true"]) == 2
+    assert said in capsys.readouterr().err and not (tmp_path / "out").exists()
+
+
 def test_a_copy_is_replaced_by_a_later_one(runs: Path, tmp_path: Path) -> None:
     words = ["sweep=small", f"runs_dir={runs}", f"out={tmp_path}", "records=true"]
     assert main(words) == 0

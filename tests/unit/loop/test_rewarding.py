@@ -17,7 +17,7 @@ from grpo_sweeps.config.rewards import SEVERAL, RewardPart, bound_reward, load_r
 from grpo_sweeps.loop.evaluate import evaluate
 from grpo_sweeps.loop.inner import inner_step
 from grpo_sweeps.loop.judging import Judge
-from grpo_sweeps.loop.rewarding import Batch, Rewarder, Rewards
+from grpo_sweeps.loop.rewarding import Batch, Rewarder, RewardFailed, Rewards
 from grpo_sweeps.loop.setup import prepare
 from grpo_sweeps.loop.step import training_step
 from grpo_sweeps.types import ConfigError, Problem
@@ -173,7 +173,8 @@ def test_where_nothing_applies_it_is_said(given: Make) -> None:
 
 
 def test_a_failure_stops_is_tried_again_or_counts_as_zero(given: Make, caplog: pytest.LogCaptureFixture) -> None:
-    with pytest.raises(OSError, match="the service is away"):
+    said = r"reward own\.breaks failed on rollout \d of problem a in step 0 \(OSError: the service is away\)"
+    with pytest.raises(RewardFailed, match=said):
         given(own_reward("breaks"))
     CALLS.clear()
     assert given(own_reward("breaks"), reward_retries=2).failed == [False] * 4
