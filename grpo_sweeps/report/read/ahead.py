@@ -20,6 +20,7 @@ import grpo_sweeps
 from grpo_sweeps.report.read.alternatives import run_values
 from grpo_sweeps.report.read.cache import GroupRows, RowCache
 from grpo_sweeps.report.read.kept import CacheUse
+from grpo_sweeps.text import show
 
 LEAST = 5 * 10**6  # bytes of records to go through: of fewer, the start of a process takes longer than it saves
 MOST_HELPERS = 16
@@ -99,7 +100,7 @@ def main() -> int:
             run_values(Path(run.path), run.seed, run.R, run.dtype)
         except (OSError, ValueError, KeyError, TypeError):
             pass  # whoever reads the run says what is wrong with it
-        print(run.path, flush=True)
+        show(run.path)
     return 0
 
 

@@ -307,8 +307,8 @@ def test_a_terminal_obeys_no_name(
             stranger.kill()
     elif command == "run":
         monkeypatch.chdir(tmp_path)
-        prompt = f"task.prompt='{HOSTILE} {{question}}'"
-        assert run.main(["R=2", "sweep=s", "dry_run=true", "tracking=local", "trainer.device=cpu", prompt]) == 0
+        prompts = f"task.prompt='{HOSTILE} {{question}}','b {{question}}'"  # an axis: names say what varies
+        assert run.main(["-m", "R=2", "sweep=s", "dry_run=true", "tracking=local", "trainer.device=cpu", prompts]) == 0
     else:
         (tmp_path / "mlflow.db").write_bytes(template.read_bytes())
         sync.main([*words, f"uri=sqlite:///{tmp_path}/mlflow.db", f"experiment={'e' * 8}"])
