@@ -12,14 +12,12 @@ from typing import Any
 
 from grpo_sweeps import cli
 from grpo_sweeps.config import flatten, shown
+from grpo_sweeps.config.choices import ABSENT, PLACES
 from grpo_sweeps.redaction import redact_mapping
 from grpo_sweeps.text import show
 from grpo_sweeps.tracking import provenance
 from grpo_sweeps.tracking.status import RecordError, RunStatus
 from grpo_sweeps.types import ConfigError
-
-ABSENT = "(not set)"
-PLACES = ("sweep", "runs_dir", "tracking")  # keys that say where a run is
 
 
 @dataclass(frozen=True)

@@ -11,7 +11,7 @@ tokenizer's own tokens, keys to sort by, numbers, and references such as ${oc.en
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -148,13 +148,20 @@ def redact_words(words: Sequence[str]) -> list[str]:
 
 def redact_mapping(content: Any, name: str = "") -> Any:
     """The same configuration (mappings, sequences, plain values) with *** in the place of every secret text in it."""
+    return _each_text(content, name, _redacted)
+
+
+def _redacted(text: str, name: str) -> str:
+    return HIDDEN if is_secret_name(name) and _may_be_secret(text, quoted=True) else redact(text)
+
+
+def _each_text(content: Any, name: str, change: Callable[[str, str], str]) -> Any:
+    """The same configuration with `change(text, name of its key)` in the place of every text."""
     if isinstance(content, Mapping):
-        return {key: redact_mapping(value, str(key)) for key, value in content.items()}
+        return {key: _each_text(value, str(key), change) for key, value in content.items()}
     if isinstance(content, list | tuple):
-        return [redact_mapping(value, name) for value in content]
-    if not isinstance(content, str):
-        return content
-    return HIDDEN if is_secret_name(name) and _may_be_secret(content, quoted=True) else redact(content)
+        return [_each_text(value, name, change) for value in content]
+    return change(content, name) if isinstance(content, str) else content
 
 
 def holds_hidden(content: Any) -> bool:
@@ -195,13 +202,11 @@ def mapping_without_places(content: Any, name: str = "") -> Any:
     >>> mapping_without_places({"model": {"path": "/home/ann lee/qwen"}, "task": {"path": "data/gsm8k"}})
     {'model': {'path': '***/qwen'}, 'task': {'path': 'data/gsm8k'}}
     """
-    if isinstance(content, Mapping):
-        return {key: mapping_without_places(value, str(key)) for key, value in content.items()}
-    if isinstance(content, list | tuple):
-        return [mapping_without_places(value, name) for value in content]
-    if not isinstance(content, str):
-        return content
-    if re.split(r"[_.]", name)[-1] in _PLACES and content.startswith(("/", "~")):
-        return f"{HIDDEN}/{content.rstrip('/').rpartition('/')[2]}"
-    hidden = redact_mapping(content, name)
+    return _each_text(content, name, _placeless)
+
+
+def _placeless(text: str, name: str) -> str:
+    if re.split(r"[_.]", name)[-1] in _PLACES and text.startswith(("/", "~")):
+        return f"{HIDDEN}/{text.rstrip('/').rpartition('/')[2]}"
+    hidden = _redacted(text, name)
     return hidden if hidden == HIDDEN else without_places(hidden)

@@ -435,7 +435,7 @@ def _check_jsonl(path: object) -> None:
     _check_path("task.path", str(path))
     place = Path(str(path)).expanduser()
     if place.is_dir():
-        _check_gsm8k(path)
+        _check_split_files(path)
     elif not place.is_file() or not os.access(place, os.R_OK):
         _fail(
             "task.path", path, "a folder with train.jsonl and test.jsonl, or one file with task.held_out=N, is needed"
@@ -443,10 +443,13 @@ def _check_jsonl(path: object) -> None:
 
 
 def _check_gsm8k(path: object) -> None:
-    if path is None:
-        if find_spec("datasets") is None:
-            _fail("task.path", None, "needs the package datasets, or task.path=FOLDER with train.jsonl and test.jsonl")
-        return
+    if path is not None:
+        _check_split_files(path)
+    elif find_spec("datasets") is None:
+        _fail("task.path", None, "needs the package datasets, or task.path=FOLDER with train.jsonl and test.jsonl")
+
+
+def _check_split_files(path: object) -> None:
     _check_path("task.path", str(path))
     folder = Path(str(path)).expanduser()
     for name in ("train.jsonl", "test.jsonl"):

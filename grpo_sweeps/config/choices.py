@@ -18,6 +18,8 @@ GROUPS = {
 }  # fmt: skip
 """Words for the choices of a run, and the key that says which it is."""
 
+PLACES = ("sweep", "runs_dir", "tracking")  # keys that say where a run is, and nothing of what it does
+ABSENT = "(not set)"  # the value of a key that a configuration lacks, where several are compared
 MOST_LISTED = 12  # values or keys that a refusal names
 ESTIMATORS = "grpo_sweeps.estimators."
 

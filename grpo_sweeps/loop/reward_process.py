@@ -14,11 +14,10 @@ import signal
 import subprocess
 import sys
 import time
-from pathlib import Path
 from typing import Any, BinaryIO
 
-import grpo_sweeps
 from grpo_sweeps.config.rewards import RewardPart
+from grpo_sweeps.tracking.children import python_path
 
 START_S = 300.0  # seconds in which the process must have imported the function: slow disks, large packages
 END_S = 1.0  # seconds in which a process that has closed its descriptors is gone
@@ -60,10 +59,8 @@ class RewardProcess:
         theirs[0], ours[0] = os.pipe()  # calls
         ours[1], theirs[1] = os.pipe()  # answers
         theirs[2], ours[2] = os.pipe()  # says nothing, and ends with this process
-        root = str(Path(grpo_sweeps.__path__[0]).parent)
-        path = os.pathsep.join(filter(None, [root, os.environ.get("PYTHONPATH")]))
         command = [sys.executable, "-m", "grpo_sweeps.loop.reward_child", *map(str, theirs)]
-        environment = {**os.environ, "PYTHONPATH": path}
+        environment = {**os.environ, "PYTHONPATH": python_path()}
         before = signal.pthread_sigmask(signal.SIG_BLOCK, NOT_YET)
         try:
             self._process = subprocess.Popen(

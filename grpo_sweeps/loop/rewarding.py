@@ -93,9 +93,10 @@ class Rewarder:
         return loaded.per, loaded
 
     def _judge_of(self, kind: str) -> Judge:
-        if kind != self.judge.kind:
-            self._judges.append(Judge(kind))
-        return self._judges[-1] if kind != self.judge.kind else self.judge
+        if kind == self.judge.kind:
+            return self.judge
+        self._judges.append(Judge(kind))
+        return self._judges[-1]
 
     def __call__(self, batch: Batch) -> Rewards:
         """The reward of each completion.

@@ -133,12 +133,12 @@ def _metrics(
     own: Sequence[np.ndarray], wide: Sequence[np.ndarray], weights: Sequence[np.ndarray], texts: Sequence[np.ndarray]
 ) -> dict[str, float]:
     metrics = {"float32/groups": float(len(own))}
+    values = [
+        [spectra.singular_values(*merged(gram, w_SR, np.broadcast_to(same_R, w_SR.shape))) for gram in (K, exact)]
+        for K, exact, w_SR, same_R in zip(own, wide, weights, texts, strict=True)
+    ]
     for name, quantity in QUANTITIES.items():
-        found = [
-            [np.atleast_1d(quantity(spectra.singular_values(*merged(gram, w_SR, np.broadcast_to(same_R, w_SR.shape)))))
-             for gram in (K, exact)]
-            for K, exact, w_SR, same_R in zip(own, wide, weights, texts, strict=True)
-        ]  # fmt: skip
+        found = [[np.atleast_1d(quantity(one_SR)) for one_SR in both] for both in values]
         differences = [ours / theirs - 1 for ours, theirs in found]
         interval = mean_interval([d.mean() for d in differences])
         largest = float(max(np.abs(d).max() for d in differences))

@@ -22,10 +22,10 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, TextIO
 
-import grpo_sweeps
 from grpo_sweeps.config import TrackingConfig
 from grpo_sweeps.redaction import HIDDEN, redact
 from grpo_sweeps.text import show
+from grpo_sweeps.tracking.children import python_path
 from grpo_sweeps.tracking.provenance import mixed_in
 from grpo_sweeps.tracking.tracker import (
     BUILT_IN,
@@ -73,13 +73,11 @@ def _words(tracking: TrackingConfig) -> list[str]:
 
 def _environment(tracking: TrackingConfig) -> dict[str, str]:
     """The environment of a child that copies; it finds a tracker of the user's own where this process does."""
-    paths = [str(Path(grpo_sweeps.__path__[0]).parent), os.environ.get("PYTHONPATH")]
-    if tracking.kind not in BUILT_IN:
-        paths += [path for path in sys.path if path and not path.startswith((sys.prefix, sys.base_prefix))]
+    own = [path for path in sys.path if path and not path.startswith((sys.prefix, sys.base_prefix))]
     return {
         **os.environ,
         URI: tracking.uri or "",
-        "PYTHONPATH": os.pathsep.join(filter(None, paths)),
+        "PYTHONPATH": python_path(*(own if tracking.kind not in BUILT_IN else ())),
         "OMP_NUM_THREADS": "1",
         "CUDA_VISIBLE_DEVICES": "",
     }

@@ -16,11 +16,11 @@ from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-import grpo_sweeps
 from grpo_sweeps.report.read.alternatives import run_values
 from grpo_sweeps.report.read.cache import GroupRows, RowCache
 from grpo_sweeps.report.read.kept import CacheUse
 from grpo_sweeps.text import show
+from grpo_sweeps.tracking.children import python_path
 
 LEAST = 5 * 10**6  # bytes of records to go through: of fewer, the start of a process takes longer than it saves
 MOST_HELPERS = 16
@@ -49,8 +49,6 @@ def make_ahead(runs: Sequence[RunToRead], processors: int, progress: Callable[[s
     number = min(processors, len(lacking), MOST_HELPERS)
     if number < 2 or sum(sizes.values()) < LEAST:
         return
-    root = str(Path(grpo_sweeps.__path__[0]).parent)
-    path = os.pathsep.join(filter(None, [root, os.environ.get("PYTHONPATH")]))
     command, lock, done = [sys.executable, "-m", __name__], threading.Lock(), 0
 
     def count(helper: subprocess.Popen[str]) -> None:
@@ -64,7 +62,7 @@ def make_ahead(runs: Sequence[RunToRead], processors: int, progress: Callable[[s
     helpers = [
         subprocess.Popen(
             command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True,
-            env={**os.environ, "PYTHONPATH": path},
+            env={**os.environ, "PYTHONPATH": python_path()},
         )
         for _ in range(number)
     ]  # fmt: skip

@@ -15,7 +15,7 @@ from itertools import product
 from typing import Any
 
 from grpo_sweeps.config import ObjectiveConfig, changes_no_result
-from grpo_sweeps.config.choices import function_name
+from grpo_sweeps.config.choices import ABSENT, function_name
 
 ALL = "all"
 """The arm's label in a sweep that varies R and seed alone."""
@@ -30,7 +30,6 @@ REPRESENTATIVES = {
     "model": "model.name", "task": "task.name", "reward": "reward._target_", "estimator": "estimator._target_",
     "objective": "objective",
 }  # fmt: skip
-ABSENT = "(not set)"
 
 
 @dataclass(frozen=True)

@@ -11,6 +11,7 @@ from typing import Any
 import pandas as pd
 
 from grpo_sweeps.config import TASK_KEYS
+from grpo_sweeps.config.choices import ABSENT, PLACES
 from grpo_sweeps.config.schema import flatten, shown
 from grpo_sweeps.maths.intervals import Interval, paired_difference
 from grpo_sweeps.publish.formats import number, with_interval
@@ -21,7 +22,7 @@ from grpo_sweeps.report.tables.pooled import CHANGE, first_and_last, records_of,
 from grpo_sweeps.text import natural
 from grpo_sweeps.tracking import provenance
 
-NO_DIFFERENCE = ("sweep", "runs_dir", "seed", "tracking")  # that says nothing of what was compared
+NO_DIFFERENCE = (*PLACES, "seed")  # that says nothing of what was compared
 GROUP = ["seed", "step", "group", "prompt_id"]
 PROBLEM = ["seed", "problem_id"]
 COLUMNS = [
@@ -50,7 +51,7 @@ def differences(sweep: Sweep) -> pd.DataFrame:
     rows = []
     for key, of in sorted(values.items()):
         if any(of.get(name) != of.get(names[0]) for name in names):
-            listed = {name: ", ".join(sorted(of.get(name, {"(not set)"}), key=natural)) for name in names}
+            listed = {name: ", ".join(sorted(of.get(name, {ABSENT}), key=natural)) for name in names}
             rows.append({"key": key, **listed})
     return pd.DataFrame(rows, columns=["key", *names])
 
