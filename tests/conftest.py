@@ -138,6 +138,17 @@ def template(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return path
 
 
+@pytest.fixture(scope="module")
+def one_thread() -> Iterator[None]:
+    """Threads of several workers would wait for each other, and sums would depend on their number."""
+    import torch
+
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(threads)
+
+
 @pytest.fixture(scope="session")
 def random_model_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A random Llama with the embedded model's tokenizer, saved as any other model is."""

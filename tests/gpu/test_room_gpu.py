@@ -33,6 +33,16 @@ def setup() -> Setup:
     return prepare(RunConfig.from_composed(composed(*WORDS.split())))
 
 
+def bytes_for_few_rows(setup: Setup) -> int:
+    """Less than 32 rows take, and more than the model and its optimiser: as a step's first room leaves the card."""
+    rated = rollouts_with_advantages(setup, 0)
+    measure_room(setup, rated.rollouts, StepTimes())
+    setup.room.rows = None
+    torch.cuda.empty_cache()
+    state = setup.optimizer.bytes_to_come + sum(p.nbytes for p in setup.policy.model.parameters())
+    return torch.cuda.memory_reserved() + state + 5 * 10**9
+
+
 def test_where_there_is_room_nothing_changes(setup: Setup) -> None:
     rated = rollouts_with_advantages(setup, 0)
     measure_room(setup, rated.rollouts, StepTimes())
@@ -42,13 +52,7 @@ def test_where_there_is_room_nothing_changes(setup: Setup) -> None:
 
 def test_a_step_keeps_within_the_memory_there_is(setup: Setup) -> None:
     """With less memory than 32 rows take, and more than the model: fewer rows, and the step fits."""
-    rated = rollouts_with_advantages(setup, 0)
-    measure_room(setup, rated.rollouts, StepTimes())
-    setup.room.rows = None
-    torch.cuda.empty_cache()
-    total = torch.cuda.get_device_properties(0).total_memory
-    state = setup.optimizer.bytes_to_come + sum(p.nbytes for p in setup.policy.model.parameters())
-    limit = torch.cuda.memory_reserved() + state + 5 * 10**9
+    total, limit = torch.cuda.get_device_properties(0).total_memory, bytes_for_few_rows(setup)
     held = torch.empty(torch.cuda.mem_get_info()[0] - limit, dtype=torch.uint8, device="cuda")
     try:
         training_step(setup, 0)
@@ -61,13 +65,8 @@ def test_a_step_keeps_within_the_memory_there_is(setup: Setup) -> None:
 
 def test_a_limit_of_the_process_is_kept_too(setup: Setup) -> None:
     """As on a smaller card: what others could still take of this one counts for nothing."""
-    rated = rollouts_with_advantages(setup, 0)
-    measure_room(setup, rated.rollouts, StepTimes())
-    setup.room.rows = None
-    torch.cuda.empty_cache()
-    total = torch.cuda.get_device_properties(0).total_memory
-    state = setup.optimizer.bytes_to_come + sum(p.nbytes for p in setup.policy.model.parameters())
-    torch.cuda.set_per_process_memory_fraction((torch.cuda.memory_reserved() + state + 5 * 10**9) / total)
+    total, limit = torch.cuda.get_device_properties(0).total_memory, bytes_for_few_rows(setup)
+    torch.cuda.set_per_process_memory_fraction(limit / total)
     try:
         training_step(setup, 0)
         assert setup.room.rows is not None and setup.room.rows < 32

@@ -19,16 +19,8 @@ from grpo_sweeps.loop.scoring import row_sums
 from grpo_sweeps.loop.setup import Setup, prepare
 from tests.composing import run_config
 
-pytestmark = pytest.mark.integration
+pytestmark = [pytest.mark.integration, pytest.mark.usefixtures("one_thread")]
 WORDS = ["tracking=local", "trainer.device=cpu", "rollout.max_new_tokens=12"]
-
-
-@pytest.fixture(autouse=True)
-def one_thread():
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
 
 
 def setup_of(R: int) -> Setup:

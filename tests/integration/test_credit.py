@@ -20,16 +20,8 @@ from grpo_sweeps.sweep.identity import identity
 from grpo_sweeps.tracking.status import read_status
 from tests.composing import run_config
 
-pytestmark = pytest.mark.integration
+pytestmark = [pytest.mark.integration, pytest.mark.usefixtures("one_thread")]
 FEW = ["prompts=2", "rollouts=2", "continuations=3", "every=6", "device=cpu"]
-
-
-@pytest.fixture(scope="module", autouse=True)
-def one_thread():
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
 
 
 @pytest.fixture(scope="module")

@@ -23,16 +23,8 @@ from grpo_sweeps.tracking.weights import came_from, in_words
 from grpo_sweeps.types import ConfigError
 from tests.composing import run_config
 
-pytestmark = pytest.mark.integration
+pytestmark = [pytest.mark.integration, pytest.mark.usefixtures("one_thread")]
 STEPS = 3
-
-
-@pytest.fixture(scope="module", autouse=True)
-def one_thread():
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
 
 
 def trained(runs: Path, *changes: str) -> Path:

@@ -6,7 +6,6 @@ import csv
 import re
 
 import pytest
-import torch
 
 from grpo_sweeps import theory
 from grpo_sweeps.paper import STATEMENTS
@@ -15,14 +14,9 @@ pytestmark = pytest.mark.integration
 
 
 @pytest.fixture(scope="module")
-def report(tmp_path_factory):
+def report(one_thread, tmp_path_factory):
     out = tmp_path_factory.mktemp("theory")
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    try:
-        assert theory.main(["policies=1", "prompts=2", "draws=1000", "steps=10", f"out={out}"]) == 0
-    finally:
-        torch.set_num_threads(threads)
+    assert theory.main(["policies=1", "prompts=2", "draws=1000", "steps=10", f"out={out}"]) == 0
     return out
 
 

@@ -12,7 +12,6 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-import torch
 import yaml
 
 from grpo_sweeps import sync, verify
@@ -51,11 +50,9 @@ def config_of(runs_dir: Path, R: int, seed: int):
 
 
 @pytest.fixture(scope="module")
-def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def runs(one_thread: None, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """runs/ with a sweep of the embedded model, as a cluster would have left it. To be read only."""
     runs_dir = tmp_path_factory.mktemp("made") / "runs"
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
     for R, seed in ((2, 0), (2, 1), (4, 0), (4, 1)):
         config = config_of(runs_dir, R, seed)
         run_dir = runs_dir / "small" / identity(config)
@@ -66,7 +63,6 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
         at_a_site = {"host": HOST, "job_id": "1234567_8", "job_token": "tok3n", "traceback": 'File "/scratch/ann/x.py"'}
         notes = [f"{HOST}: /home/ann/data was slow"]
         write_status(run_dir, replace(read_status(run_dir), **at_a_site, notes=notes))
-    torch.set_num_threads(threads)
     return runs_dir
 
 
