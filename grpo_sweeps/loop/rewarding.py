@@ -30,10 +30,6 @@ Key = Sequence[int | str]
 Asked = Callable[[Problem], Any]
 
 
-class RewardFailed(RuntimeError):
-    """A reward function raised, and reward_on_failure=stop: which one, on what, and why."""
-
-
 @dataclass(frozen=True)
 class Rewards:
     """N rewards; by the name of a function what it gave to each, None where it does not apply; and which rewards lack
@@ -73,7 +69,8 @@ def reward_metrics(rewards: Sequence[Rewards], may_fail: bool) -> dict[str, floa
 
 
 class Rewarder:
-    """The reward of a run."""
+    """The reward of a run. `call` raises what the functions raise, with a note of which one and on what, unless
+    reward_on_failure=zero."""
 
     def __init__(self, config: RunConfig, judge: Judge) -> None:
         self.config, self.judge = config, judge
@@ -104,7 +101,6 @@ class Rewarder:
         Raises:
             ConfigError: where a function gives no finite number, or none applies to a completion.
             RewardStopped: where a call had to be ended.
-            RewardFailed: where a function raised; neither of these two with reward_on_failure=zero.
         """
         columns, failed = list[list[float | None]](), set[int]()
         for part, (per, call) in zip(self.parts, self._calls, strict=True):
@@ -165,8 +161,8 @@ class Rewarder:
                 often = f" in {tries} calls" if tries > 1 else ""
                 where = which(batch.problems[rows.start], batch.keys[rows.start])
                 if not isinstance(error, RewardStopped):
-                    reason = " ".join(f"{type(error).__name__}: {error}".split())
-                    raise RewardFailed(f"reward {part.function.target} failed{often} on {where} ({reason})") from error
+                    error.add_note(f"reward {part.function.target} failed{often} on {where}")
+                    raise
                 raise RewardStopped(f"reward {part.function.target} {error}{often} on {where}") from None
         raise AssertionError("a call returns or raises")
 

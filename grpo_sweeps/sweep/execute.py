@@ -296,9 +296,10 @@ def _result(run_dir: Path, status: RunStatus) -> RunResult:
 
 
 def _reason(error: BaseException) -> str:
-    """The error's type and the first line of its message."""
+    """The error's type, the first line of its message, and what was noted of it on the way here."""
     lines = str(error).strip().splitlines()
-    return f"{type(error).__name__}: {lines[0]}" if lines else type(error).__name__
+    notes = "".join(f" ({note})" for note in getattr(error, "__notes__", ()))
+    return (f"{type(error).__name__}: {lines[0]}" if lines else type(error).__name__) + notes
 
 
 def _is_not_requeued(error: BaseException) -> bool:

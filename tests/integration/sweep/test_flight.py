@@ -232,6 +232,7 @@ def test_a_failure_names_the_part(place: Path, capfd: pytest.CaptureFixture[str]
     assert check.main(command) == 1
     page = " ".join(capfd.readouterr().out.split())
     assert "the run failed in the reward: ZeroDivisionError: my reward divides by 0" in page
+    assert "my reward divides by 0 (reward planted.broken failed on rollout 0 of problem arithmetic-" in page
     assert left(place) == []
 
 
