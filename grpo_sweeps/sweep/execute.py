@@ -41,8 +41,8 @@ TRACEBACK_LINES = 40  # of a failure, kept in status.json
 @dataclass(frozen=True)
 class RunResult:
     """How a run ended. `state` is that of its status, or "running" where another process holds the run and this one
-    left it alone, or "stale" where something else would make it now. `config_error` tells a configuration that could
-    not be used, and a stale run, from a failure."""
+    left it alone, or "stale" where something else would make it now. `config_error` tells a configuration with which
+    the run could not begin, and a stale run, from a failure."""
 
     identity: str
     name: str
@@ -209,9 +209,10 @@ def _train(config: RunConfig, run_dir: Path, writer: StatusWriter, log: logging.
             reason = INTERRUPTED if ears.stops.request == "stop" else f"not queued again: {_reason(error)}"
             _note(writer, state="interrupted", ended=time.time(), error=reason)
         else:
-            config_error = isinstance(error, ConfigError)
-            tail = None if config_error else redact("\n".join(trace.splitlines()[-TRACEBACK_LINES:]))
-            reason = str(error) if config_error else _reason(error)
+            sentence = isinstance(error, ConfigError)
+            config_error = sentence and not ears.stops.begun  # later a function's value or the data are at fault
+            tail = None if sentence else redact("\n".join(trace.splitlines()[-TRACEBACK_LINES:]))
+            reason = str(error) if sentence else _reason(error)
             _note(writer, state="failed", ended=time.time(), error=reason, traceback=tail)
     else:
         log.info("finished")

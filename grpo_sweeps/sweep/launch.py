@@ -197,7 +197,7 @@ def _ahead(plan: Plan) -> list[Ahead]:
 
 
 def exit_code(results: Sequence[RunResult]) -> int:
-    """0 when all went well, 2 when nothing failed but configurations that could not be used, else 1."""
+    """0 when all went well, 2 when nothing failed but configurations with which no run could begin, else 1."""
     bad = [result for result in results if is_bad(result)]
     if bad and all(result.config_error for result in bad):
         return 2

@@ -75,6 +75,11 @@ class Stops:
         """Note that the run's loop has begun: from here on there is something to save."""
         self._begun = True
 
+    @property
+    def begun(self) -> bool:
+        """True once the run's loop has begun."""
+        return self._begun
+
     def requested(self) -> bool:
         """True when the run is to end now, where it asks: no step is cut any more, so the checkpoint has its time."""
         if self.request is not None:
