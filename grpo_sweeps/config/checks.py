@@ -21,7 +21,7 @@ from typing import Any, get_args
 
 from grpo_sweeps.config.functions import LENGTHS, SAMPLER_CHOICES, load_function, load_own_metrics, sampler_class
 from grpo_sweeps.config.rewards import bound_reward, reward_parts
-from grpo_sweeps.config.schema import FunctionConfig, ModelConfig, RunConfig, flatten, shown, to_mapping
+from grpo_sweeps.config.schema import FunctionConfig, ModelConfig, RolloutConfig, RunConfig, flatten, shown, to_mapping
 from grpo_sweeps.estimators.declared import paths
 from grpo_sweeps.paths import why_no_path, working_directory_kept
 from grpo_sweeps.rewards.verdicts import CORRECT, JUDGES, KINDS, MATH_NEEDED, NUMBERS_ONLY, why_no_answer
@@ -474,6 +474,7 @@ def _check_rollout_and_analysis(config: RunConfig) -> None:
     _at_least("rollout.batch", rollout.batch, 1)
     _one_of("rollout.cut", rollout.cut, CUT)
     _at_least("rollout.cut_penalty", rollout.cut_penalty, 0)
+    _check_cut_buffer(rollout)
     if (
         rollout.engine not in SAMPLER_CHOICES and "." not in rollout.engine
     ):  # a dotted path is imported after these checks
@@ -486,6 +487,15 @@ def _check_rollout_and_analysis(config: RunConfig) -> None:
     _check_stacked(config)
     _one_of("analysis.groups", analysis.groups, ANALYSIS_GROUPS)
     _one_of("analysis.by", analysis.by, ANALYSIS_BY)
+
+
+def _check_cut_buffer(rollout: RolloutConfig) -> None:
+    """Raise ConfigError for a stretch of tokens that a completion does not have, or without a penalty to grow."""
+    buffer, most = rollout.cut_buffer, rollout.max_new_tokens
+    if not 0 <= buffer < most:
+        _fail("rollout.cut_buffer", buffer, f"0 is needed, or fewer tokens than rollout.max_new_tokens={most}")
+    if buffer and not rollout.cut_penalty:
+        _fail("rollout.cut_buffer", buffer, "the penalty that grows is rollout.cut_penalty, which is 0; set both")
 
 
 def _check_stacked(config: RunConfig) -> None:
@@ -602,6 +612,9 @@ def _check_group(config: RunConfig) -> None:
             config.objective.kl_place,
             f"estimator={name} takes rewards from 0 to 1, and a KL taken off them leaves that range; loss is needed",
         )
+    if config.rollout.cut_penalty and target in UNIT_REWARDS:
+        allowed = f"estimator={name} takes rewards from 0 to 1, and a penalty leaves that range; 0 is needed"
+        _fail("rollout.cut_penalty", config.rollout.cut_penalty, allowed)
     if config.R * config.groups == 1 and target in STEP_BASELINES:
         _fail("trainer.prompts", 1, f"the baseline of estimator={name} needs at least 2 rollouts in a step; set R=2")
     micro = config.trainer.micro_batch

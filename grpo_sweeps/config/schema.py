@@ -158,6 +158,7 @@ class RolloutConfig:
     engine: str = "auto"  # auto | eager | the dotted path of a class (see engine/samplers)
     cut: str = "keep"  # keep | mask: rollouts that reached max_new_tokens have no weight in the loss
     cut_penalty: float = 0.0  # taken off the reward of such a rollout
+    cut_buffer: int = 0  # last tokens over which the penalty grows to that; 0: all of it, where the rollout was cut
 
 
 @dataclass(frozen=True)

@@ -11,6 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from grpo_sweeps.config import RolloutConfig
 from grpo_sweeps.engine.rollouts import Rollout, row_seed
 from grpo_sweeps.estimators import row_weights
 from grpo_sweeps.loop.rewarding import Batch, Key, Rewards, reward_metrics
@@ -22,7 +23,7 @@ from grpo_sweeps.types import Problem, Verdict
 
 @dataclass(frozen=True)
 class Group:
-    """One prompt's rollouts with their rewards, `given` by the run's functions and less what a cut rollout loses."""
+    """One prompt's rollouts with their rewards: what the run's functions gave, less what length takes off."""
 
     problem: Problem
     rollouts: list[Rollout]
@@ -144,10 +145,23 @@ def _groups(setup: Setup, step: int, problems: list[Problem]) -> list[Group]:
     owners = [p for p in problems for _ in range(R)]
     texts = [o.text for o in rollouts]
     verdicts = setup.judge.all(texts, owners)
-    given, penalty = rewards_of(setup, texts, owners, keys, R), config.rollout.cut_penalty
-    rewards = [value - penalty * o.truncated for value, o in zip(given.values, rollouts, strict=True)]
+    given = rewards_of(setup, texts, owners, keys, R)
+    rewards = [value - length_penalty(o, config.rollout) for value, o in zip(given.values, rollouts, strict=True)]
     cuts = [slice(start, start + R) for start in range(0, len(rollouts), R)]
     return [Group(p, rollouts[c], verdicts[c], rewards[c], given.rows(c)) for p, c in zip(problems, cuts, strict=True)]
+
+
+def length_penalty(rollout: Rollout, config: RolloutConfig) -> float:
+    """What a rollout's length takes off its reward: `cut_penalty` where it was cut.
+
+    With `cut_buffer` = N the penalty grows over the last N of `max_new_tokens` tokens, of a rollout that ended there by
+    itself too: cut_penalty (T - (max_new_tokens - N)) / N for a rollout of T tokens, 0 for a shorter one. That is
+    DAPO's soft overlong punishment (arXiv 2503.14476, eq. 13) with L_max = max_new_tokens and L_cache = N.
+    """
+    if not config.cut_buffer:
+        return config.cut_penalty * rollout.truncated
+    beyond = rollout.length - (config.max_new_tokens - config.cut_buffer)
+    return config.cut_penalty * max(0, beyond) / config.cut_buffer
 
 
 def rewards_of(

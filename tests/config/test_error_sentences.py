@@ -213,6 +213,12 @@ CASES: dict[str, tuple[str, ...]] = {
     "reward_on_failure=skip": ("reward_on_failure=skip: choose one of stop, zero",),
     "rollout.cut=drop": ("rollout.cut=drop: choose one of keep, mask",),
     "rollout.cut_penalty=-1": ("rollout.cut_penalty=-1.0: at least 0 is needed",),
+    "rollout.cut_buffer=-1 rollout.cut_penalty=1": ("rollout.cut_buffer=-1: 0 is needed, or fewer tokens than",),
+    "rollout.cut_buffer=32 rollout.cut_penalty=1": (
+        "rollout.cut_buffer=32: 0 is needed, or fewer tokens than rollout.max_new_tokens=32",
+    ),
+    "rollout.cut_buffer=8": ("rollout.cut_buffer=8: the penalty that grows is rollout.cut_penalty, which is 0",),
+    "estimator=bnpo rollout.cut_penalty=1": ("rollout.cut_penalty=1.0: estimator=bnpo takes rewards from 0 to 1",),
     "objective=vine rollout.cut_penalty=1": ("rollout.cut_penalty=1.0", "0 is needed"),
     f"-m objective.continuations=2,0 estimator=reinforce reward=custom reward._target_={STRICT} +reward.per=group": (
         f"reward._target_={STRICT}: it is called with a whole group",

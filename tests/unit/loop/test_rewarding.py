@@ -11,14 +11,17 @@ import types
 from collections.abc import Callable, Sequence
 from typing import Any
 
+import numpy as np
 import pytest
 
 from grpo_sweeps.config import FunctionConfig, ObjectiveConfig, RolloutConfig, RunConfig, TaskConfig
 from grpo_sweeps.config.rewards import SEVERAL, RewardPart, bound_reward, load_reward, per_of, reward_parts
+from grpo_sweeps.engine.rollouts import Rollout
 from grpo_sweeps.loop.evaluate import evaluate
 from grpo_sweeps.loop.inner import inner_step
 from grpo_sweeps.loop.judging import Judge
 from grpo_sweeps.loop.rewarding import Batch, Rewarder, Rewards
+from grpo_sweeps.loop.rollouts import length_penalty
 from grpo_sweeps.loop.setup import prepare
 from grpo_sweeps.loop.step import training_step
 from grpo_sweeps.types import ConfigError, Problem
@@ -39,8 +42,6 @@ def rank(completions: Sequence[str], problem: Problem, seeds: Sequence[int]) -> 
 
 
 def whole(completions: Sequence[str], problems: Sequence[Problem], seeds: Sequence[int]) -> Any:
-    import numpy as np
-
     CALLS.append((len(completions), [p.id for p in problems], len(seeds)))
     return np.array([float(len(one)) for one in completions])
 
@@ -246,6 +247,37 @@ def test_cut_rollouts_are_masked_or_pay(make_config: Any) -> None:
     assert masked.metrics["spectral/null_effective_rank"] == pytest.approx(sum(nulls) / len(nulls))
     assert paying.metrics["reward/task"] == pytest.approx(plain.metrics["reward"])
     assert "reward/task" not in masked.metrics
+
+
+def of_length(length: int, truncated: bool = False) -> Rollout:
+    return Rollout((1,), (2,) * length, "x", np.full(length, -1.0, np.float32), truncated)
+
+
+def test_the_penalty_grows_over_the_buffer() -> None:
+    """DAPO's setting, by hand: L_max = 20480, L_cache = 4096; R_length = (16384 - |y|) / 4096 in the buffer."""
+    dapo = RolloutConfig(max_new_tokens=20480, cut_penalty=1.0, cut_buffer=4096)
+    expected = {1: 0.0, 16383: 0.0, 16384: 0.0, 16385: 1 / 4096, 17408: 0.25, 18432: 0.5, 20479: 4095 / 4096, 20480: 1}
+    assert {length: length_penalty(of_length(length), dapo) for length in expected} == expected
+    assert length_penalty(of_length(20480, truncated=True), dapo) == 1.0
+    half = RolloutConfig(max_new_tokens=8, cut_penalty=0.5, cut_buffer=4)
+    assert [length_penalty(of_length(T), half) for T in (4, 5, 6, 7, 8)] == [0, 0.125, 0.25, 0.375, 0.5]
+    hard = RolloutConfig(max_new_tokens=8, cut_penalty=0.5)
+    assert [length_penalty(of_length(8, cut), hard) for cut in (False, True)] == [0.0, 0.5]
+
+
+def test_a_step_takes_the_growing_penalty_off(make_config: Any) -> None:
+    task = dataclasses.replace(make_config().task, stop=tuple("aeio"))
+    plain, paying = (
+        training_step(prepare(make_config(task=task, rollout=RolloutConfig(max_new_tokens=6, **keys))), 0)
+        for keys in ({}, {"cut_penalty": 0.6, "cut_buffer": 5})
+    )
+    lost = {1: 0.0, 2: 0.12, 3: 0.24, 4: 0.36, 5: 0.48, 6: 0.6}
+    lengths = {length for g in plain.groups for length in g.lengths}
+    assert len(lengths & {2, 3, 4, 5}) >= 2 and 6 in lengths, "the test needs lengths within the buffer"
+    for one, other in zip(plain.groups, paying.groups, strict=True):
+        assert other.lengths == one.lengths
+        assert other.rewards == pytest.approx([r - lost[T] for r, T in zip(one.rewards, one.lengths, strict=True)])
+    assert paying.metrics["reward/task"] == pytest.approx(plain.metrics["reward"])
 
 
 @pytest.mark.parametrize("objective", [{"ratio": "token"}, {"kl_beta": 0.1}, {"critic": True, "ratio": "token"}])
