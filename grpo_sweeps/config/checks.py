@@ -523,6 +523,8 @@ def _check_trainer(config: RunConfig) -> None:
         ("eval_every", 0), ("eval_problems", 1), ("eval_samples", 1), ("checkpoint_every", 0), ("keep_checkpoints", 1),
     ):  # fmt: skip
         _at_least(f"trainer.{key}", getattr(trainer, key), least)
+    if trainer.tokens is not None and trainer.tokens < 1:
+        _fail("trainer.tokens", trainer.tokens, "a number of tokens of at least 1 is needed, or null for no budget")
     if trainer.checkpoint_minutes is not None and not trainer.checkpoint_minutes > 0:
         _fail("trainer.checkpoint_minutes", trainer.checkpoint_minutes, "a number above 0 is needed, or null (off)")
     _one_of("trainer.schedule", trainer.schedule, SCHEDULES)

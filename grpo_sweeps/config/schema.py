@@ -182,6 +182,7 @@ class TrainerConfig:
     """Optimisation (AdamW with float32 master weights), evaluation, checkpoints."""
 
     steps: int = 50
+    tokens: int | None = None  # completion tokens sampled for training after which the run ends, if before `steps`
     prompts: int = 8  # groups per step, where the budget is not of rollouts
     # Rows: whole groups or part of one (< R); None: as many whole groups as fit in 32 rows (at least one).
     micro_batch: int | None = None

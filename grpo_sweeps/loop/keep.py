@@ -45,16 +45,17 @@ class Keeper:
         if self.setup.critic is not None:
             self.setup.critic.load_state_dict(found.state["critic"])
         self.setup.tally.discarded = found.state.get("discarded", 0)
+        self.setup.tally.tokens = found.state.get("tokens", 0)
         self.setup.noise.entries = list(found.state.get("noise", ()))
         checkpoint.restore_random_states(found.random)  # a reward of the user's own may draw from them
         self.saved = found.step
         return found.step
 
-    def after_step(self, record: LocalRecord, done: int) -> None:
-        """Save where it is time to, or where the time before it failed."""
+    def after_step(self, record: LocalRecord, done: int, last: bool) -> None:
+        """Save where it is time to, after the last step, or where the time before it failed."""
         trainer = self.setup.config.trainer
         again = self._failed is not None and time.monotonic() - self._failed >= RETRY_S
-        if again or _by_steps(trainer, done) or self._by_time(trainer):
+        if again or last or due(done, trainer.checkpoint_every) or self._by_time(trainer):
             self.save(record, done)
 
     def save(self, record: LocalRecord, done: int) -> None:
@@ -72,6 +73,7 @@ class Keeper:
             "optimizer": self.setup.optimizer.state_dict(),
             "floor": self.setup.precision.floor,
             "discarded": self.setup.tally.discarded,
+            "tokens": self.setup.tally.tokens,
             "noise": self.setup.noise.entries,
             "critic": None if self.setup.critic is None else self.setup.critic.state_dict(),
         }
@@ -93,10 +95,6 @@ class Keeper:
     def _by_time(self, trainer: TrainerConfig) -> bool:
         minutes = trainer.checkpoint_minutes
         return minutes is not None and time.monotonic() - self._at >= 60 * minutes
-
-
-def _by_steps(trainer: TrainerConfig, done: int) -> bool:
-    return done == trainer.steps or due(done, trainer.checkpoint_every)
 
 
 def _trainable(setup: Setup) -> dict[str, torch.Tensor]:

@@ -85,14 +85,14 @@ class RunProgress:
             self.bar.stop()
 
     def step(self, done: int, metrics: Mapping[str, float]) -> None:
-        """`done` steps are finished; `metrics` are those of the last one."""
+        """`done` steps are finished, of `total` as far as that is known; `metrics` are those of the last one."""
         self.seconds += metrics.get("step_time", 0.0)  # evaluations, which come seldom, are left out of the pace
         pace, found = self.seconds / max(1, done - self.first), _several()
         left = f"{span(pace * (self.total - done))} left"
         of_all = f"{span(found.seconds(pace, self.total - done))} left" if found else ""
         if self.bar:
             numbers = f"{done}/{self.total}  {_numbers(metrics, 'rank')}  {left}"
-            self.bar.update(self.task, completed=done, numbers=numbers)
+            self.bar.update(self.task, completed=done, total=self.total, numbers=numbers)
             if found:
                 self.bar.update(self.sweep, completed=found.run - 1 + done / self.total, numbers=of_all)
             return

@@ -123,8 +123,10 @@ def draw(setup: Setup, step: int) -> Drawn:
         rounds += 1
     kept = [group for group in groups if group.mixed][:wanted]
     kept += [group for group in groups if not group.mixed][: wanted - len(kept)]
-    discarded = (len(groups) - len(kept)) * setup.config.R
-    return Drawn(kept, {"resample/rounds": float(rounds), "resample/discarded_rollouts": float(discarded)})
+    all_tokens, tokens = (sum(o.length for group in some for o in group.rollouts) for some in (groups, kept))
+    counts = {"rounds": rounds, "discarded_rollouts": (len(groups) - len(kept)) * setup.config.R,
+              "discarded_tokens": all_tokens - tokens}  # fmt: skip
+    return Drawn(kept, {f"resample/{name}": float(number) for name, number in counts.items()})
 
 
 def _fresh(setup: Setup, step: int, seen: Iterable[Problem]) -> Iterator[Problem]:

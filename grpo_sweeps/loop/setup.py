@@ -46,9 +46,11 @@ class Precision:
 @dataclass
 class Tally:
     """Rollouts so far that were drawn and not trained on, discarded (objective.resample) or continuations of a prefix
-    (objective.continuations); kept in checkpoints."""
+    (objective.continuations); and, with a budget of them, completion tokens of all that was drawn for training; kept in
+    checkpoints."""
 
     discarded: int = 0
+    tokens: int = 0
 
 
 @dataclass

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from grpo_sweeps.config import RunConfig, to_mapping
+from grpo_sweeps.loop.budget import Budget
 from grpo_sweeps.loop.evaluate import evaluate
 from grpo_sweeps.loop.inner import take_step
 from grpo_sweeps.loop.keep import Keeper
@@ -30,7 +31,8 @@ NOT_TRAINED_ON = ("resample/discarded_rollouts", "value/continuations")  # what 
 
 
 def train(config: RunConfig, run_dir: Path, watch: Watch | None = None, name: str = "") -> None:
-    """Train to `config.trainer.steps` updates and leave the local record in `run_dir`.
+    """Train to `config.trainer.steps` updates, or until `config.trainer.tokens` are sampled, and leave the local record
+    in `run_dir`.
 
     Args:
         config: the run.
@@ -62,15 +64,15 @@ def _train(setup: Setup, run_dir: Path, watch: Watch, name: str, startup: dict[s
     """The steps that are left. startup: seconds by part, logged with the first of them."""
     config = setup.config
     watch.loaded(setup.data)
-    total = config.trainer.steps
+    budget = Budget(config.trainer, setup.tally)
     identity, written = _identity(run_dir), to_mapping(config)
     keeper = Keeper(setup, run_dir, watch.note, identity)
     first = done = keeper.resume()
-    if done > total:
+    if done > config.trainer.steps:
         return  # the folder holds a longer run than was asked for
     before_going_on(run_dir, written, done, identity)
     label = name or f"R={config.R} seed={config.seed}"
-    with LocalRecord(run_dir) as record, RunProgress(label, total, done) as progress:
+    with LocalRecord(run_dir) as record, RunProgress(label, budget.steps(done), done) as progress:
         record.begin(identity, _keeps(setup, done))  # what an interrupted run wrote past its checkpoint is done again
         source = {} if config.model.random else came_from(config.model.path, config.model.dtype)
         write_model(run_dir, setup.policy.model.config.to_dict(), config.model.random, source)
@@ -80,7 +82,8 @@ def _train(setup: Setup, run_dir: Path, watch: Watch, name: str, startup: dict[s
             watch.note(sentence)
         course = _course(config, run_dir, logged)
         try:
-            for step in range(done, total):
+            while not budget.over(done):
+                step = done
                 if due(step, config.trainer.eval_every):
                     _evaluate(setup, record, progress, watch, step)
                 before = {"rollouts": _rollouts_before(setup, step), "weights/norm": setup.optimizer.weights_norm()}
@@ -90,22 +93,25 @@ def _train(setup: Setup, run_dir: Path, watch: Watch, name: str, startup: dict[s
                 record.log_groups(result.groups)
                 record.log_completions(result.completions)
                 record.log_updates(result.updates)
-                metrics = {**result.metrics, **relative_entropy(setup, result.metrics), **before}
+                metrics = {**result.metrics, **relative_entropy(setup, result.metrics), **before, **budget.take(result)}
                 metrics[SAMPLER + setup.sampler.name] = 1.0
                 record.log_metrics(step, metrics | (startup | _forms(setup) if step == first else {}))
                 done = step + 1
+                progress.total = budget.steps(done)
                 progress.step(done, result.metrics)
                 course.add(metrics)
-                for sentence in course.notes(ended=done == total):
+                for sentence in course.notes(ended=budget.over(done)):
                     watch.note(sentence)
-                keeper.after_step(record, done)
-                watch(done, total, result.metrics)
+                keeper.after_step(record, done, last=budget.over(done))
+                watch(done, progress.total, result.metrics)
+            if budget.spent:
+                watch.spent(done, budget.sentence(done))
             if config.trainer.eval_every:
-                _evaluate(setup, record, progress, watch, total)
+                _evaluate(setup, record, progress, watch, done)
         except Stopped:
             keeper.save(record, done)
             raise
-    at_the_end(run_dir, written, total)
+    at_the_end(run_dir, written, done)
     forget_kept_aside(run_dir)
 
 

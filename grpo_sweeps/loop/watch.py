@@ -33,6 +33,10 @@ def _ignore_data(data: TaskData) -> None:
     pass
 
 
+def _ignore_spent(done: int, sentence: str) -> None:
+    pass
+
+
 def _print(sentence: str) -> None:
     show(sentence)
 
@@ -50,6 +54,8 @@ class Watch:
     say: takes what the run is doing where that takes a while (loading, verifying); for the log and the terminal.
     loaded: called with the problems once they and the model are loaded, before anything is recorded; raises where they
         are not those that made the run so far.
+    spent: called with the steps done and a sentence where a budget ends the run before `trainer.steps`, when its last
+        step is recorded.
     """
 
     begin: Callable[[int], None] = _ignore_begin
@@ -59,6 +65,7 @@ class Watch:
     guard: Callable[[], None] = _nothing
     say: Callable[[str], None] = _print
     loaded: Callable[[TaskData], None] = _ignore_data
+    spent: Callable[[int, str], None] = _ignore_spent
 
     def __call__(self, done: int, total: int, metrics: Mapping[str, float]) -> None:
         """A step is done. Raises Stopped where the run is to end."""

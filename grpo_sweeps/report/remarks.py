@@ -293,7 +293,9 @@ def _steps(sweep: Sweep) -> list[str]:
     if "trainer.steps" in sweep.arms.tied_to_R:
         return []
     totals = sorted({int(t) for t in sweep.runs["total"] if t})
-    return [f"The runs differ in their number of steps: {', '.join(map(str, totals))}."] if len(totals) > 1 else []
+    spent = sum(status.ended_by is not None for status in sweep.statuses.values())
+    why = f"; a budget (trainer.tokens) ended {spent} of {len(sweep.statuses)} runs" if spent else ""
+    return [f"The runs differ in their number of steps: {', '.join(map(str, totals))}{why}."] if len(totals) > 1 else []
 
 
 def _groups(sweep: Sweep) -> list[str]:

@@ -129,7 +129,7 @@ def _execute(
         step = previous.step if previous else 0
         if mine is None:
             return _result(run_dir, replace(status, step=step, error=ELSEWHERE))
-        if previous and previous.state == "finished" and previous.step >= config.trainer.steps:
+        if previous and previous.state == "finished" and previous.reached(config.trainer.steps):
             return _result(run_dir, previous)
         origin = Origin(config, run_dir, command)
         if changed := origin.start():
@@ -216,7 +216,7 @@ def _train(config: RunConfig, run_dir: Path, writer: StatusWriter, log: logging.
             _note(writer, state="failed", ended=time.time(), error=reason, traceback=tail)
     else:
         log.info("finished")
-        done = max(config.trainer.steps, writer.status.step)
+        done = writer.status.step if writer.status.ended_by else max(config.trainer.steps, writer.status.step)
         writer.update(state="finished", ended=time.time(), step=done, error=None)
     result = _result(run_dir, writer.status)
     return replace(result, config_error=config_error or result.config_error)
@@ -259,8 +259,12 @@ def _loop(config: RunConfig, run_dir: Path, writer: StatusWriter, log: logging.L
         say(f"{writer.status.name}: {sentence}")
         log.info("%s", sentence)
 
+    def spent(done: int, sentence: str) -> None:
+        log.info("%s", sentence)
+        writer.update(step=done, total=done, ended_by="trainer.tokens")
+
     try:
-        watch = Watch(begin, step, stop, note, guard, doing, ears.origin.loaded)
+        watch = Watch(begin, step, stop, note, guard, doing, ears.origin.loaded, spent)
         train(config, run_dir, watch, writer.status.name)
     except Stopped:
         log.info("stopped after step %d (%s)", writer.status.step, ears.stops.cause or "asked to")

@@ -124,7 +124,9 @@ def parameters(config: RunConfig) -> int | None:
 def checked(config: RunConfig, runs_dir: Path) -> RunConfig:
     """The run as it is tried: only its length, its evaluations and its folder differ."""
     steps = max(STEPS, config.trainer.steps)
-    trainer = replace(config.trainer, steps=steps, eval_every=0, checkpoint_every=0, checkpoint_minutes=None)
+    trainer = replace(
+        config.trainer, steps=steps, tokens=None, eval_every=0, checkpoint_every=0, checkpoint_minutes=None
+    )
     analysis = replace(config.analysis, every=min(1, config.analysis.every))
     if analysis.every:
         analysis = replace(analysis, compare_float32=COMPARED)
@@ -394,7 +396,7 @@ def _expected(flight: Flight, plan: Plan, params: Mapping[str, Any]) -> list[str
     config = next(run.config for run in plan.runs if run.name == flight.name)
     times, completions = evaluations(config)
     text = f"this run {_duration(seconds[flight.name], gpus)}: {before_s:.0f} s before its first step, "
-    text += f"{count(config.trainer.steps, 'step')} of {step_s:.3g} s"
+    text += f"{'up to ' if config.trainer.tokens else ''}{count(config.trainer.steps, 'step')} of {step_s:.3g} s"
     text += f", {count(times, 'evaluation')} of {count(completions, 'completion')}" if times else ""
     if len(plan.runs) > 1:
         text += f"; all {len(plan.runs)} runs {_duration(sum(seconds.values()), gpus)}, one after the other"

@@ -21,7 +21,7 @@ ADDED: dict[str, Any] = {
     "budget": "prompts", "objective.continuations": 0, "task.chat_prompt": None, "task.verdict": "numbers",
     "task.system": None, "task.few_shot": [], "task.assistant_prefix": None, "model.chat_template_kwargs": {},
     "reward_on_failure": "stop", "rollout.cut": "keep", "rollout.cut_penalty": 0.0,
-    "rollout.cut_buffer": 0,
+    "rollout.cut_buffer": 0, "trainer.tokens": None,
 }  # fmt: skip
 
 # Settings of what may be switched off: they count only while it is on.

@@ -107,7 +107,7 @@ def _of_status(
     made = _made(run_dir, status, commit, made_by)
     lacking = [] if status.state == "failed" else glance(run_dir, status)
     what = "its record is not whole"
-    if status.state == "finished" and status.step < steps and not lacking:
+    if status.state == "finished" and not status.reached(steps) and not lacking:
         lacking, what = lost_checkpoints(status.name, run_dir, status, seal_or_none(run_dir)), "it cannot go on"
     at = f"{status.state} at step {status.step}"
     bad, stale = status.state == "failed" or bool(lacking), bool(made.by or made.changed)
@@ -120,8 +120,9 @@ def _of_status(
     begun = status.step > 0 or status.state == "finished" or _has_checkpoint(run_dir)
     if made.changed and begun:
         return Decision("skip", f"{STALE}{at}, and since then {made.changed}; {REMEDY}", "changed")
-    if status.state == "finished" and status.step >= steps:
-        return Decision("skip", f"finished already ({status.step} steps){made.told}", "finished")
+    if status.state == "finished" and status.reached(steps):
+        by = f", by {status.ended_by}" if status.ended_by else ""
+        return Decision("skip", f"finished already ({status.step} steps{by}){made.told}", "finished")
     if not begun:
         return Decision("start", f"was {status.state} before its first step")
     if made.by:

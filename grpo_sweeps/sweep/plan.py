@@ -105,7 +105,8 @@ def grid(plan: Plan, params: Mapping[str, Any]) -> list[str]:
             unknown += 1
             cost = ("not measured", "?", "?")
         takes = resources(params) if left else ""
-        rows.append((run.name, run.identity, run.decision.action, str(left), takes, *cost, run.decision.reason))
+        most = "up to " if left and run.config.trainer.tokens else ""
+        rows.append((run.name, run.identity, run.decision.action, f"{most}{left}", takes, *cost, run.decision.reason))
     return [*aligned(rows), _sum(len(plan.due), hours, gpus, unknown)]
 
 
@@ -120,7 +121,7 @@ def _sum(due: int, hours: float, gpus: int, unknown: int) -> str:
 
 
 def steps_left(run: PlannedRun) -> int:
-    """The number of steps that a run would make now."""
+    """The number of steps that a run would make now; with a budget of tokens at most."""
     if run.decision.action == "skip":
         return 0
     status = status_or_none(run.run_dir) if run.decision.action == "continue" else None

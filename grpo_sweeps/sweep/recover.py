@@ -12,7 +12,7 @@ import yaml
 
 from grpo_sweeps.tracking import provenance
 from grpo_sweeps.tracking import seal as seals
-from grpo_sweeps.tracking.lines import METRICS, last_lines
+from grpo_sweeps.tracking.lines import METRICS, TOKENS, last_lines
 from grpo_sweeps.tracking.locks import only_writer
 from grpo_sweeps.tracking.status import FILE_NAME, RecordError, RunStatus, read_status, write_status
 
@@ -33,7 +33,10 @@ def recovered(run_dir: Path) -> RunStatus | None:
         return None
     lines, _ = last_lines(run_dir / METRICS)
     step = max((line["step"] + 1 for line in lines if "reward" in line), default=0)
+    sampled = max((line.get(TOKENS, 0) for line in lines), default=0)
     evaluated = any(line["step"] == step and any(key.startswith("eval/") for key in line) for line in lines)
+    spent = sampled >= tokens if isinstance(tokens := config["trainer"].get("tokens"), int) else False
+    total = step if spent else total
     finished = step >= total and (evaluated or not seal.keeps[-1].evals)
     source = provenance.read(run_dir)
     times = [float(line["time"]) for line in lines]
@@ -42,6 +45,7 @@ def recovered(run_dir: Path) -> RunStatus | None:
         heartbeat=max(times, default=0.0), ended=max(times, default=None),
         commit=source.commit if source else None, dirty=source.dirty if source else None,
         versions=source.versions if source else {}, command=source.command if source else "", notes=[NOTE],
+        ended_by="trainer.tokens" if spent else None,
     )  # fmt: skip
 
 

@@ -144,7 +144,7 @@ def _of_status(
         text = f"says finished at step {status.step} of {status.total}"
         found.append(Finding(run, STATUS, f"{status.total} steps", f"{status.step} steps", text))
     asked = _get(config, "trainer", "steps")
-    if finished and seal is not None and seal.keeps and isinstance(asked, int) and asked > status.step:
+    if finished and seal is not None and seal.keeps and isinstance(asked, int) and not status.reached(asked):
         text = f"says finished at step {status.step}, and {CONFIG} asks for {asked}"
         found.append(Finding(run, STATUS, f"{asked} steps", f"{status.step} steps", text))
     if not isinstance(asked, int):

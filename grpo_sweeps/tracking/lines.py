@@ -18,6 +18,7 @@ from typing import Any, BinaryIO
 METRICS = "metrics.jsonl"
 RECOMPUTED = "spectral/recomputed"  # marks a line of correction, see `recompute`
 SAMPLER = "sampler/"  # begins the metric, 1 at every step, that names the engine which drew its rollouts
+TOKENS = "sampled_tokens"  # the metric of runs with a budget of tokens that says how many were sampled so far
 NON_FINITE = {"NaN": math.nan, "Infinity": math.inf, "-Infinity": -math.inf}
 LARGEST = int(sys.float_info.max)
 LATEST = 1e11  # seconds since the epoch: a larger number is not a time

@@ -33,7 +33,10 @@ class RecordError(ValueError):
 
 @dataclass(frozen=True)
 class RunStatus:
-    """One run's state. Times are seconds since the epoch; `step` counts updates done, of `total`."""
+    """One run's state. Times are seconds since the epoch; `step` counts updates done, of `total`.
+
+    ended_by: the key whose budget ended the run before or at `trainer.steps`; `total` is then the steps that it took.
+    """
 
     state: State
     identity: str = ""
@@ -56,6 +59,11 @@ class RunStatus:
     pid_started: int | None = None  # of process `pid`, as `process_started` gives it: detects a reused process id
     traceback: str | None = None  # the last lines of a failed run's; all of it is in log.txt
     notes: list[str] = field(default_factory=list)  # what happened to the run and did not stop it, one sentence each
+    ended_by: str | None = None
+
+    def reached(self, steps: int) -> bool:
+        """True for a run that has nothing left of so many steps, by them or by its budget."""
+        return self.step >= steps or self.ended_by is not None
 
     def stale(self, now: float | None = None, limit: float = STALE_AFTER) -> bool:
         """True for a run that says "running" but does not run any more (killed without a word).

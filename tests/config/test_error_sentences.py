@@ -213,6 +213,8 @@ CASES: dict[str, tuple[str, ...]] = {
     "reward_on_failure=skip": ("reward_on_failure=skip: choose one of stop, zero",),
     "rollout.cut=drop": ("rollout.cut=drop: choose one of keep, mask",),
     "rollout.cut_penalty=-1": ("rollout.cut_penalty=-1.0: at least 0 is needed",),
+    "trainer.tokens=0": ("trainer.tokens=0: a number of tokens of at least 1 is needed, or null",),
+    "trainer.tokens=many": ("trainer.tokens=many: an integer",),
     "rollout.cut_buffer=-1 rollout.cut_penalty=1": ("rollout.cut_buffer=-1: 0 is needed, or fewer tokens than",),
     "rollout.cut_buffer=32 rollout.cut_penalty=1": (
         "rollout.cut_buffer=32: 0 is needed, or fewer tokens than rollout.max_new_tokens=32",

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 from transformers import AutoConfig
 
-from grpo_sweeps.config import RunConfig
+from grpo_sweeps.config import ObjectiveConfig, RunConfig
 from grpo_sweeps.loop import keep
 from grpo_sweeps.loop.train import train
 from grpo_sweeps.loop.watch import Stopped, Watch
@@ -200,6 +200,48 @@ def test_a_finished_run_is_taken_further(make_config: MakeConfig, tmp_path: Path
     train(longer, tmp_path / "further")
     train(longer, tmp_path / "at_once")
     assert record(tmp_path / "further") == record(tmp_path / "at_once")
+
+
+def tokens_of_steps(folder: Path) -> list[int]:
+    """Completion tokens sampled up to and including each step, from the groups' own records."""
+    groups = read_groups(folder)
+    steps = range(max(g.step for g in groups) + 1)
+    return [sum(sum(g.lengths) for g in groups if g.step <= step) for step in steps]
+
+
+@pytest.mark.parametrize("stop_after", [1, 2, 3])
+def test_a_budget_of_tokens_ends_a_run_at_the_same_step_killed_or_not(
+    make_config: MakeConfig, tmp_path: Path, stop_after: int
+) -> None:
+    train(make_config(trainer={"steps": 6}), tmp_path / "free")
+    sums = tokens_of_steps(tmp_path / "free")
+    config = make_config(trainer={"steps": 6, "tokens": sums[2] - 1, "checkpoint_every": 2})
+    spent: list[tuple[int, str]] = []
+    train(config, tmp_path / "run", Watch(spent=lambda *words: spent.append(words)))
+    said = f"finished by trainer.tokens={sums[2] - 1} after step 3: {sums[2]} were sampled"
+    assert spent == [(3, said)], "the first step at which the budget is reached, and no earlier one"
+    metrics = read_metrics(tmp_path / "run")
+    assert metrics["sampled_tokens"].dropna().tolist() == sums[:3] == tokens_of_steps(tmp_path / "run")
+    assert metrics.loc[metrics["eval/accuracy"].notna(), "step"].tolist() == [0, 2, 3], "also after the last step"
+    assert checkpoints(tmp_path / "run")[-1].startswith("step_") and checkpoints(tmp_path / "run")[-1].endswith("3")
+
+    train_until(config, tmp_path / "cut", stop_after)
+    train(config, tmp_path / "cut")
+    assert record(tmp_path / "cut") == record(tmp_path / "run")
+
+
+def test_a_budget_beyond_the_last_step_changes_nothing(make_config: MakeConfig, tmp_path: Path) -> None:
+    spent: list[int] = []
+    train(make_config(trainer={"tokens": 10**9}), tmp_path, Watch(spent=lambda done, _: spent.append(done)))
+    assert len(tokens_of_steps(tmp_path)) == 4 and not spent
+
+
+def test_what_is_discarded_or_continued_counts_too(make_config: MakeConfig, tmp_path: Path) -> None:
+    objective = ObjectiveConfig(resample=True, resample_rounds=2)
+    train(make_config(trainer={"tokens": 10**9, "eval_every": 0}, objective=objective), tmp_path)
+    metrics = read_metrics(tmp_path)
+    own, beside = tokens_of_steps(tmp_path), metrics["resample/discarded_tokens"].cumsum()
+    assert beside.iloc[-1] > 0 and metrics["sampled_tokens"].tolist() == pytest.approx(list(own + beside))
 
 
 def test_asking_for_fewer_steps_leaves_the_run_alone(make_config: MakeConfig, tmp_path: Path) -> None:

@@ -7,7 +7,10 @@ import re
 
 import pytest
 
+from grpo_sweeps.config import TrainerConfig
+from grpo_sweeps.loop.budget import Budget
 from grpo_sweeps.loop.progress import LONGEST_NAME, Ahead, RunProgress, ahead
+from grpo_sweeps.loop.setup import Tally
 
 
 class Terminal(io.StringIO):
@@ -25,6 +28,24 @@ def test_plain_lines_name_step_reward_rank_and_time_left() -> None:
     assert first == "R=4 seed=0  step 1/3  reward 0.250  effective rank 2.50  4 s left"
     assert last == "R=4 seed=0  step 3/3  reward 0.250  effective rank 2.50  0 s left"
     assert evaluation == "R=4 seed=0  evaluation after 3 updates: accuracy 0.500"
+
+
+def test_a_budget_of_tokens_tells_how_many_steps_there_will_be() -> None:
+    """At the pace so far, 30 tokens a step; the bar and the lines count steps."""
+    tally = Tally()
+    budget = Budget(TrainerConfig(steps=50, tokens=100), tally)
+    assert [budget.steps(0), budget.over(0)] == [50, False]
+    expected = {1: (30, 4, False), 2: (60, 4, False), 3: (99, 4, False), 4: (129, 4, True)}
+    for done, (tokens, steps, over) in expected.items():
+        tally.tokens = tokens
+        assert (budget.steps(done), budget.over(done)) == (steps, over)
+    tally.tokens = 10
+    assert budget.steps(49) == 50 and budget.over(50) and not budget.spent
+    for out in (io.StringIO(), Terminal()):
+        with RunProgress("run", total=50, stream=out) as progress:
+            progress.total = 4
+            progress.step(4, {"reward": 0.0, "step_time": 1.0})
+        assert "4/4" in out.getvalue()
 
 
 def test_a_step_without_a_mixed_group_shows_no_rank() -> None:

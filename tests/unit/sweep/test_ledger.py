@@ -29,6 +29,8 @@ def status(state: Any, **fields: Any) -> RunStatus:
         ({"state": "finished"}, None, "skip"),
         ({"state": "finished", "step": 3, "total": 3}, None, "continue"),
         ({"state": "finished", "step": 9, "total": 9}, None, "skip"),
+        ({"state": "finished", "step": 3, "total": 3, "ended_by": "trainer.tokens"}, None, "skip"),
+        ({"state": "interrupted", "step": 3, "total": 3, "ended_by": "trainer.tokens"}, None, "continue"),
         ({"state": "failed", "step": 2}, None, "skip"),
         ({"state": "failed", "step": 0}, None, "skip"),
         ({"state": "interrupted", "step": 2}, None, "continue"),
