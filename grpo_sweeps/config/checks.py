@@ -19,12 +19,19 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, get_args
 
-from grpo_sweeps.config.functions import LENGTHS, SAMPLER_CHOICES, load_function, load_own_metrics, sampler_class
+from grpo_sweeps.config.functions import (
+    LENGTHS,
+    SAMPLER_CHOICES,
+    load_function,
+    load_own_metrics,
+    load_verdict,
+    sampler_class,
+)
 from grpo_sweeps.config.rewards import bound_reward, reward_parts
 from grpo_sweeps.config.schema import FunctionConfig, ModelConfig, RolloutConfig, RunConfig, flatten, shown, to_mapping
 from grpo_sweeps.estimators.declared import paths
 from grpo_sweeps.paths import why_no_path, working_directory_kept
-from grpo_sweeps.rewards.verdicts import CORRECT, JUDGES, KINDS, MATH_NEEDED, NUMBERS_ONLY, why_no_answer
+from grpo_sweeps.rewards.verdicts import CORRECT, JUDGES, KINDS, MATH_NEEDED, NUMBERS_ONLY, is_own, why_no_answer
 from grpo_sweeps.types import ConfigError, TaskData, Within
 
 DTYPES = ("float32", "bfloat16", "float16", "float64")
@@ -111,7 +118,11 @@ def check_functions(config: RunConfig) -> None:
                 "called per rollout is needed",
             )
     load_own_metrics(config.analysis.own_metrics)
-    if "math" in (config.task.verdict, config.reward.kwargs.get("verdict")):
+    verdicts = _verdicts(config)
+    for key, kind in verdicts.items():
+        if is_own(kind):
+            load_verdict(kind, key)
+    if "math" in verdicts.values():
         JUDGES["math"]("#### 1", "1")  # raises where the package is there and cannot be used
     if config.rollout.engine not in SAMPLER_CHOICES:
         sampler_class(config.rollout.engine)
@@ -171,18 +182,31 @@ def is_fetched(config: RunConfig) -> bool:
 def _check_answers(data: TaskData, config: RunConfig) -> None:
     """Raise ConfigError for the first reference answer that the task's verdict, or the reward, cannot compare with."""
     others = f"choose another kind ({', '.join(KINDS)})"
-    kinds = [("task.verdict", config.task.verdict, config.task.verdict, others)]
+    kinds = [(key, kind, kind, others) for key, kind in _verdicts(config).items()]
     if config.reward.target in NUMBERS_ONLY:
         own = "it compares numbers; choose reward=correct, which takes task.verdict, or a reward of your own"
         kinds.append(("reward._target_", config.reward.target, "numbers", own))
-    if config.reward.target == CORRECT:
-        kind = str(config.reward.kwargs.get("verdict", "numbers"))
-        kinds.append(("reward.verdict", kind, kind, others))
     for key, value, kind, remedy in kinds:
+        if is_own(kind):
+            _check_own_verdict(key, kind, data)
         for problem in (*data.train, *data.held_out):
             if reason := why_no_answer(kind, problem.answer):
                 answer = f"the answer {problem.answer[:60]!r} of problem {problem.id}"
                 _fail(key, value, f"{answer} cannot be compared ({reason}); {remedy}")
+
+
+def _check_own_verdict(key: str, target: str, data: TaskData) -> None:
+    """Raise ConfigError where a verdict of the user's own gives no answer on a problem and its reference answer."""
+    verdict = load_verdict(target, key)
+    for problem in data.train[:1]:
+        try:
+            with working_directory_kept():
+                verdict(problem.answer, problem)
+        except ConfigError:
+            raise
+        except (Exception, SystemExit) as error:
+            reason = " ".join(f"{type(error).__name__}: {error}".split())
+            _fail(key, target, f"fails on the reference answer of problem {problem.id} ({reason}); a bool is needed")
 
 
 def _check_enough(data: TaskData, config: RunConfig) -> None:
@@ -419,16 +443,22 @@ def _check_turns(config: RunConfig) -> None:
 
 def _check_verdict(config: RunConfig) -> None:
     """Raise ConfigError for a verdict, of the task or of reward=correct, that does not exist or cannot be had here."""
-    _one_of("task.verdict", config.task.verdict, KINDS)
-    kinds = {"task.verdict": config.task.verdict}
-    if config.reward.target == CORRECT:
-        kinds["reward.verdict"] = kind = config.reward.kwargs.get("verdict", "numbers")
-        none = "task.verdict=none has nothing to compare with, so that a reward of your own is needed; else "
-        if kind not in JUDGES:
-            _fail("reward.verdict", kind, f"{none if kind == 'none' else ''}choose one of {', '.join(JUDGES)}")
+    kinds = _verdicts(config)
     for key, kind in kinds.items():
+        allowed = KINDS if key == "task.verdict" else tuple(JUDGES)
+        if kind not in allowed and not is_own(kind):
+            none = "task.verdict=none has nothing to compare with, so that a reward of your own is needed; else "
+            said = f"{none if kind == 'none' else ''}choose one of {', '.join(allowed)}"
+            _fail(key, kind, f"{said}, or give the dotted path of a function, such as my_module.my_verdict")
         if kind == "math" and find_spec("math_verify") is None:
             _fail(key, kind, MATH_NEEDED)
+
+
+def _verdicts(config: RunConfig) -> dict[str, Any]:
+    """The kind of verdict by each key that names one."""
+    found = {f"{part.key}.verdict": part.function.kwargs.get("verdict", "numbers")
+             for part in reward_parts(config.reward) if part.function.target == CORRECT}  # fmt: skip
+    return {"task.verdict": config.task.verdict, **found}
 
 
 def _check_jsonl(path: object) -> None:

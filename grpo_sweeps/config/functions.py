@@ -8,10 +8,12 @@ import inspect
 from collections.abc import Callable, Sequence
 from typing import Any
 
+import numpy as np
+
 from grpo_sweeps.config.schema import FunctionConfig
 from grpo_sweeps.estimators.foreign import LENGTHS, on_arrays, takes_lengths
 from grpo_sweeps.paths import working_directory_kept
-from grpo_sweeps.types import Array, ConfigError, EstimatorFunction
+from grpo_sweeps.types import Array, ConfigError, EstimatorFunction, Problem, Verdict
 
 SAMPLERS = {
     "eager": "grpo_sweeps.engine.samplers.eager.EagerSampler",
@@ -101,6 +103,43 @@ def load_own_metrics(targets: Sequence[str]) -> tuple[tuple[str, Callable[..., A
     if twice := [name for name in names if names.count(name) > 1]:
         raise ConfigError(f"{key}={list(targets)}: {twice[0]} names two of them; each needs a name of its own")
     return tuple(found)
+
+
+def load_verdict(target: str, key: str = "task.verdict") -> Callable[[str, Problem], Verdict]:
+    """The verdict that a dotted path names, `my_verdict(completion, problem)`, with what it answers checked: a bool,
+    for both readings, or a `types.Verdict`.
+
+    Raises:
+        ConfigError: when it cannot be imported or called with two arguments; from the verdict, for another answer.
+    """
+    said = f"{key}={target}"
+    function = imported(target, said)
+    try:
+        inspect.signature(function).bind(None, None)
+    except TypeError as error:
+        raise ConfigError(
+            f"{said}: must be callable with 2 positional arguments, (completion, problem) ({error})"
+        ) from None
+    except ValueError:
+        pass  # built in: nothing is known of its arguments
+
+    def verdict(completion: str, problem: Problem) -> Verdict:
+        found = function(completion, problem)
+        if isinstance(found, Verdict):
+            return found
+        if not isinstance(found, bool | np.bool_):
+            raise ConfigError(f"{said}: gave {found!r:.200} on problem {problem.id}; true or false is needed")
+        return Verdict(strict=bool(found), flexible=bool(found), parsed=True)
+
+    return verdict
+
+
+def own_verdict_on(completion: str, problem: Problem, seed: int = 0, verdict: str = "") -> Verdict:
+    """The verdict of a dotted path by a reward's signature: what runs in a process that can be ended."""
+    return _loaded_verdict(verdict)(completion, problem)
+
+
+_loaded_verdict = functools.cache(load_verdict)
 
 
 def sampler_class(engine: str) -> Any:

@@ -65,7 +65,7 @@ class TaskConfig:
     """A task function and how its problems become prompts: `{question}` is replaced in the text.
 
     chat_prompt: the text of the user's turn where `model.chat_template` is true; None = `prompt`.
-    verdict: the kind of what is right, see `rewards/verdicts.py`.
+    verdict: the kind of what is right, see `rewards/verdicts.py`, or the dotted path of a function that says it.
     system: the system message of the chat. few_shot: examples before the question, each {question, answer}, a user's
     and an assistant's turn. assistant_prefix: how every completion begins; it belongs to the prompt.
     """
@@ -75,7 +75,7 @@ class TaskConfig:
     prompt: str
     stop: tuple[str, ...] = ()
     chat_prompt: str | None = None
-    verdict: str = "numbers"  # numbers | exact | choice | math | none
+    verdict: str = "numbers"  # numbers | exact | choice | math | none | a dotted path
     system: str | None = None
     few_shot: tuple[Mapping[str, str], ...] = ()
     assistant_prefix: str | None = None

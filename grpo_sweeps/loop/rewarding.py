@@ -92,7 +92,7 @@ class Rewarder:
     def _judge_of(self, kind: str) -> Judge:
         if kind == self.judge.kind:
             return self.judge
-        self._judges.append(Judge(kind))
+        self._judges.append(Judge(kind, self.config.reward_timeout))
         return self._judges[-1]
 
     def __call__(self, batch: Batch) -> Rewards:

@@ -129,7 +129,7 @@ def prepare(config: RunConfig, say: Callable[[str], None] = _silent) -> Setup:
         ConfigError: for data, a model or a function that cannot be used.
     """
     _seed_everything(config.seed)
-    judge = Judge(config.task.verdict)
+    judge = Judge(config.task.verdict, config.reward_timeout)
     reward = Rewarder(config, judge)
     estimator = load_estimator(config.estimator)
     with working_directory_kept():  # the model's path may be relative

@@ -10,6 +10,8 @@ math     an expression, by the package math-verify (the extra `math`). strict: a
          expression that math-verify finds in the text
 none     the task has no verdict: there is nothing to compare with, and the reward alone says what is good
 
+A dotted path instead of a kind names a function of the user's own, see `config.functions.load_verdict`.
+
 Texts are compared without case, markup and space around them, runs of space taken as one. What is thought or run on
 is passed over, as for numbers. Completions are hostile text: each character is looked at a bounded number of times.
 """
@@ -48,6 +50,11 @@ def correct(completion: str, problem: Problem, seed: int = 0, verdict: str = "nu
 def verdict_on(completion: str, problem: Problem, seed: int = 0, verdict: str = "numbers") -> Verdict:
     """The verdict of that kind, by a reward's signature: what runs in a process that can be ended."""
     return judge(verdict)(completion, problem.answer)
+
+
+def is_own(kind: object) -> bool:
+    """True for the dotted path of a function, which is no kind of this module."""
+    return isinstance(kind, str) and "." in kind
 
 
 def judge(kind: str) -> Callable[[str, str], Verdict]:

@@ -9,6 +9,7 @@ from pathlib import Path
 from grpo_sweeps.config import ModelConfig, RunConfig
 from grpo_sweeps.config.checks import load_task
 from grpo_sweeps.config.rewards import reward_parts
+from grpo_sweeps.rewards.verdicts import CORRECT, is_own
 from grpo_sweeps.tracking import digests, provenance
 from grpo_sweeps.tracking.made_by import REMEDY, STALE, UNKNOWN, MadeBy, changes, other_code
 from grpo_sweeps.types import ConfigError, TaskData
@@ -29,6 +30,10 @@ def functions_of(config: RunConfig) -> dict[str, dict[str, str]]:
     named |= {part.key: part.function for part in reward_parts(config.reward)}
     targets = {f"{key}._target_={function.target}": function.target for key, function in named.items()}
     targets |= {f"analysis.own_metrics={target}": target for target in config.analysis.own_metrics}
+    verdicts = {"task": config.task.verdict}
+    verdicts |= {part.key: str(part.function.kwargs.get("verdict", "")) for part in reward_parts(config.reward)
+                 if part.function.target == CORRECT}  # fmt: skip
+    targets |= {f"{key}.verdict={target}": target for key, target in verdicts.items() if is_own(target)}
     if "." in config.rollout.engine:
         targets[f"rollout.engine={config.rollout.engine}"] = config.rollout.engine
     found = {key: digests.of_function(target) for key, target in targets.items()}

@@ -225,7 +225,10 @@ def _right_by_a_reading(c: Course) -> str:
     best = max(by, key=lambda name: by[name])
     if not by[best]:
         return ""
-    if c.value("task.verdict") in (None, "numbers"):
+    kind = c.value("task.verdict")
+    if "." in str(kind):
+        return f"task.verdict={_short(kind)} finds {percent(by[best])} right: reward=correct takes it"
+    if kind in (None, "numbers"):
         words = {"strict": "the number after ####", "flexible": "the last number of the text"}[best]
         remedy = f"reward={({'strict': 'exact_match', 'flexible': 'exact_match_flexible'})[best]} takes it"
     else:
@@ -257,7 +260,8 @@ def _reward_zero(c: Course) -> str:
     if right := _right_by_a_reading(c):
         return sentence + right
     kind = c.value("task.verdict")
-    nothing = "" if kind == "none" else "neither strict nor flexible parsing finds a right answer: "
+    own = f"task.verdict={_short(kind)} finds no right answer: " if "." in str(kind) else ""
+    nothing = "" if kind == "none" else own or "neither strict nor flexible parsing finds a right answer: "
     template = "" if c.value("model.chat_template") is True else "model.chat_template=true, "
     return sentence + (
         f"{nothing}read some completions, and try another "

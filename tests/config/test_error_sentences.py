@@ -14,6 +14,7 @@ from grpo_sweeps.run import main
 ROOT = Path(__file__).resolve().parents[2]
 DATA = ROOT / "tests" / "data" / "gsm8k_sample"
 STRICT = "grpo_sweeps.rewards.exact_match.strict"
+CORRECT = "grpo_sweeps.rewards.verdicts.correct"
 ENVIRONMENT = {"PYTHONPATH": str(ROOT), "PATH": "/usr/bin:/bin"}
 # command -> words that its sentence must hold
 CASES: dict[str, tuple[str, ...]] = {
@@ -169,6 +170,17 @@ CASES: dict[str, tuple[str, ...]] = {
     "task.verdict=maybe": ("task.verdict=maybe: choose one of numbers, exact, choice, math, none",),
     "task.verdict=choice": ("task.verdict=choice: the answer '", "of problem arithmetic-", "one letter from A to E is"),
     "task.verdict=math": ("task.verdict=math: needs the package math-verify (pip install 'grpo_sweeps[math]')",),
+    "task.verdict=nothing.here": ("task.verdict=nothing.here: cannot be imported",),
+    "task.verdict=math.pi": ("task.verdict=math.pi: is a float; a function is needed",),
+    "task.verdict=math.sqrt": ("task.verdict=math.sqrt: must be callable with 2 positional arguments",),
+    "task.verdict=operator.concat": ("task.verdict=operator.concat: fails on the reference answer of problem arith",),
+    "task.verdict=collections.ChainMap": ("task.verdict=collections.ChainMap: gave ChainMap(", "true or false is"),
+    f"reward=several +reward.functions.a._target_={CORRECT} +reward.functions.a.verdict=half": (
+        "reward.functions.a.verdict=half: choose one of numbers, exact, choice, math, or give the dotted path",
+    ),
+    f"reward=several +reward.functions.a._target_={CORRECT} +reward.functions.a.verdict=nothing.here": (
+        "reward.functions.a.verdict=nothing.here: cannot be imported",
+    ),
     "reward=correct task.verdict=none": ("reward.verdict=none: task.verdict=none has nothing to compare with",),
     "reward=correct reward.verdict=half": ("reward.verdict=half: choose one of numbers, exact, choice, math",),
     "task=jsonl": ("task.path",),

@@ -31,7 +31,7 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A folder of the user's own, in which commands are given."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.syspath_prepend(str(tmp_path))
-    for name in ("my_rewards", "grader"):
+    for name in ("my_rewards", "my_verdicts", "grader"):
         monkeypatch.delitem(sys.modules, name, raising=False)
     return tmp_path
 
@@ -47,16 +47,19 @@ def last(metrics: pd.DataFrame, name: str) -> float:
 
 
 def test_the_page_is_true(here: Path, capfd: pytest.CaptureFixture[str]) -> None:
-    assert len(FILES) == 4 and len(COMMANDS) == 3
+    assert len(FILES) == 5 and len(COMMANDS) == 4
     for name, content in FILES:
         (here / name).parent.mkdir(parents=True, exist_ok=True)
         (here / name).write_text(content, encoding="utf-8")
-    data, rewards, chat = (shlex.split(command)[3:] for command in COMMANDS)
+    data, verdict, rewards, chat = (shlex.split(command)[3:] for command in COMMANDS)
     assert main([*data, "dry_run=true", "tracking=local"]) == 0 and not (here / "runs").exists()
     assert main([*data, "tracking=local"]) == 0
     first = read_metrics(the_run(here, "cities"))
     assert {"eval/reward", "eval/reward_greedy", "eval/accuracy", "reward/strict"} <= set(first.columns)
     assert {g.prompt_id for g in read_groups(the_run(here, "cities"))} <= {f"cities-{i}" for i in range(1, 5)}
+    assert main([*verdict, "tracking=local"]) == 0
+    judged = read_metrics(the_run(here, "verdict"))
+    assert judged["reward"].dropna().tolist() == judged["reward/strict"].dropna().tolist()
     assert main([*rewards, "tracking=local"]) == 0
     logged = read_metrics(the_run(here, "rewards"))
     parts = {"reward/right", "reward/brevity", "reward/of_europe", "reward/runs", "reward/failed"}

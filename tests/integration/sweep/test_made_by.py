@@ -56,6 +56,28 @@ def own_reward(workplace: Path) -> Iterator[Path]:
 OWN = ("reward=custom", "reward._target_=own_reward.reward")
 
 
+VERDICT = "from own_words import GOOD\n\ndef right(completion, problem):\n    return GOOD in completion\n"
+
+
+@pytest.mark.parametrize("key", ["task", "reward.functions.a"])
+def test_an_edited_verdict_is_refused_until_redo(
+    run: Run, own_reward: Path, capfd: pytest.CaptureFixture[str], key: str
+) -> None:
+    (own_reward / "own_reward.py").write_text(VERDICT)
+    several = ("reward=several", "+reward.functions.a._target_=grpo_sweeps.rewards.verdicts.correct",
+               "+reward.functions.a.verdict=own_reward.right")  # fmt: skip
+    words = ("reward=correct", "task.verdict=own_reward.right") if key == "task" else several
+    assert run(*words) == 0
+    functions = provenance.read_made_by(only_run(own_reward)).functions
+    assert set(functions[f"{key}.verdict=own_reward.right"]) == {"own_reward", "own_words"}
+    (own_reward / "own_words.py").write_text("GOOD = 'no'\n")
+    forget("own_reward", "own_words")
+    assert run(*words) == 2
+    assert f"{key}.verdict=own_reward.right: own_words has changed" in capfd.readouterr().err
+    forget("own_reward", "own_words")
+    assert run(*words, "redo=stale") == 0
+
+
 @pytest.mark.parametrize("file", ["own_reward.py", "own_words.py"])
 @pytest.mark.parametrize("more", [(), ("trainer.steps=5",)])
 def test_an_edited_reward_is_refused_until_redo(

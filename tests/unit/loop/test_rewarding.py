@@ -24,7 +24,7 @@ from grpo_sweeps.loop.rewarding import Batch, Rewarder, Rewards
 from grpo_sweeps.loop.rollouts import length_penalty
 from grpo_sweeps.loop.setup import prepare
 from grpo_sweeps.loop.step import training_step
-from grpo_sweeps.types import ConfigError, Problem
+from grpo_sweeps.types import ConfigError, Problem, Verdict
 
 CALLS: list[tuple[Any, ...]] = []
 PROBLEMS = [Problem("a", "a?", "1", columns={"level": 3}), Problem("b", "b?", "2")]
@@ -313,6 +313,63 @@ def test_metrics_of_a_group_of_ones_own(make_config: Any, monkeypatch: pytest.Mo
     monkeypatch.setattr(sys.modules["own"], "mean_length", lambda *_: "long")
     with pytest.raises(ConfigError, match=r"own/mean_length is 'long'; a number is needed"):
         training_step(prepare(make_config(analysis={"own_metrics": ("own.mean_length",)})), 0)
+
+
+def second(completion: str, problem: Problem) -> bool:
+    CALLS.append((completion, problem.id))
+    return completion.count("x") == 2 + 2 * (problem.id == "b")
+
+
+def readings(completion: str, problem: Problem) -> Verdict:
+    return Verdict(strict=False, flexible="x" in completion, parsed=True)
+
+
+def number(completion: str, problem: Problem) -> float:
+    return 1.0
+
+
+@pytest.fixture
+def verdicts(monkeypatch: pytest.MonkeyPatch) -> None:
+    for one in (second, readings, number):
+        monkeypatch.setattr(sys.modules["own"], one.__name__, one, raising=False)
+
+
+def test_a_verdict_of_ones_own_is_asked_once_for_each_text_and_problem(verdicts: None) -> None:
+    judge, problems = Judge("own.second"), [PROBLEMS[0], PROBLEMS[0], PROBLEMS[1], PROBLEMS[1]]
+    found = judge.all(["x", "xx", "xx", "xxxx"], problems)
+    assert [v.strict for v in found] == [False, True, False, True] == [v.flexible for v in found]
+    assert judge("xx", PROBLEMS[0]).strict and len(CALLS) == 4 and not judge.metrics()
+    assert Judge("own.readings")("x", PROBLEMS[0]) == Verdict(strict=False, flexible=True, parsed=True)
+    with pytest.raises(ConfigError, match=r"task\.verdict=own\.number: gave 1\.0 on problem a; true or false"):
+        Judge("own.number")("x", PROBLEMS[0])
+
+
+def test_the_reward_and_the_accuracy_go_by_ones_own_verdict(make_config: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    def even(completion: str, problem: Problem) -> bool:
+        return len(completion) % 2 == 0
+
+    monkeypatch.setattr(sys.modules["own"], "even", even, raising=False)
+    reward = FunctionConfig("grpo_sweeps.rewards.verdicts.correct", {"verdict": "own.even"})
+    own = make_config(task=dataclasses.replace(make_config().task, verdict="own.even"))
+    judged, oracle = prepare(dataclasses.replace(own, reward=reward)), prepare(make_config(reward="even_length"))
+    step, expected = training_step(judged, 0), training_step(oracle, 0)
+    assert [g.rewards for g in step.groups] == [g.rewards for g in expected.groups], "even_length by hand"
+    assert step.metrics["reward/strict"] == step.metrics["reward/flexible"] == step.metrics["reward"] > 0
+    metrics, _ = evaluate(judged, 0)
+    assert metrics["eval/accuracy"] == metrics["eval/reward"] == evaluate(oracle, 0)[0]["eval/reward"] > 0
+
+
+def test_a_verdict_of_ones_own_that_hangs_is_ended(tmp_path: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(str(tmp_path))
+    (tmp_path / "slow_verdict.py").write_text(
+        "import time\n\ndef slow(completion, problem):\n    time.sleep(60 * ('x' in completion))\n    return True\n"
+    )
+    judge = Judge("slow_verdict.slow", 2.0)
+    try:
+        assert [judge(text, PROBLEMS[0]).strict for text in ("x", "y")] == [False, True]
+        assert judge.metrics() == {"verdict/stopped": 1.0}
+    finally:
+        judge.close()
 
 
 def test_the_parts_of_a_reward() -> None:
