@@ -26,19 +26,12 @@ from grpo_sweeps.engine.gram.linear import LinearRecorder
 from grpo_sweeps.engine.gram.patch import aside, recorder_of
 from grpo_sweeps.engine.gram.recorder import Partial
 from grpo_sweeps.engine.unmasked import unmasked
+from grpo_sweeps.models.families import LOGIT_SETTINGS
 
 # Logits of one block; the CPU's fits its cache.
 LOGIT_BYTES = {"cpu": 4 * 2**20, "cuda": 256 * 2**20}
 # Columns of a block are a multiple of this: kernels read rows of whole 128 bytes, whatever the number of tokens.
 COLUMNS = 64
-# Settings by which known models change the logits after the head (Gemma 2, Cohere, Granite, Falcon H1).
-LOGIT_SETTINGS = (
-    "final_logit_softcapping",
-    "logit_scale",
-    "logits_scaling",
-    "lm_head_multiplier",
-    "output_multiplier_scale",
-)
 
 _checked_models: weakref.WeakSet[nn.Module] = weakref.WeakSet()
 

@@ -239,6 +239,11 @@ def _guarded(config: ModelConfig, load: Any) -> Any:
         return load()
     except (OSError, ValueError, ImportError, LookupError, RuntimeError, SafetensorError, struct.error) as error:
         reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
+        if "does not support an attention implementation" in reason:
+            raise ConfigError(
+                f"model.attention={config.attention}: {reason.split()[0]} does not have it; model.attention=eager is "
+                f"what every model has"
+            ) from error
         raise ConfigError(
             f"model.path={config.path}: cannot be read ({reason}); allowed are 'embedded', a hub id that is reachable "
             f"or cached, a local folder with safetensors, or a GGUF file (extra: gguf)"

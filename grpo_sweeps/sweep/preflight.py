@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from grpo_sweeps.config import ModelConfig, RunConfig
+from grpo_sweeps.models import families
 from grpo_sweeps.types import ConfigError
 
 GB = 1e9
@@ -49,6 +50,9 @@ def look(configs: Sequence[RunConfig], gpu_mem_gb: float | None = None) -> Found
             except ConfigError as error:
                 folders[config.model] = None
                 problems.append(str(error))
+    for config in configs:
+        if (problem := _unknown_to_the_gram(config, folders[config.model])) and problem not in problems:
+            problems.append(problem)
     space = _space(configs, folders)
     problems += space.problems
     notes += space.notes
@@ -118,6 +122,24 @@ def _check_files(folder: Path, model: ModelConfig) -> None:
     for name in ("config.json", *names):
         if not os.access(folder / name, os.R_OK):
             raise ConfigError(f"model.path={model.path}: {folder / name} is missing or not readable; fetch it anew")
+
+
+def _unknown_to_the_gram(config: RunConfig, folder: Path | None) -> str:
+    """Why a run of this model would fail at its first step, by the model's config.json; "" where it would not."""
+    try:
+        shape = json.loads((folder / "config.json").read_text(encoding="utf-8")) if folder is not None else {}
+    except (OSError, ValueError):
+        return ""  # loading says it better
+    if not isinstance(shape, Mapping):
+        return ""
+    key = f"model.path={config.model.path}: a model of type {families.text_shape(shape).get('model_type')}"
+    if reason := families.unscored(shape):
+        return f"{key} cannot be trained here: {reason}; docs/models.md lists what can"
+    if config.analysis.every and not config.model.lora.r and (reason := families.unmeasured(shape)):
+        adapters = "model.lora.r=8 model.lora.targets='q_proj,v_proj' measures adapters of the attention, "
+        adapters = "" if reason == families.NO_ATTENTION else adapters
+        return f"{key} cannot be measured: {reason}; {adapters}analysis.every=0 nothing; docs/models.md lists more"
+    return ""
 
 
 def parameters(folder: Path | None) -> int | None:
