@@ -17,6 +17,7 @@ import pytest
 
 from grpo_sweeps.config import FunctionConfig, to_mapping
 from grpo_sweeps.config.rewards import RewardPart
+from grpo_sweeps.loop import judging
 from grpo_sweeps.loop.judging import Judge
 from grpo_sweeps.loop.reward_process import RewardProcess, RewardStopped
 from grpo_sweeps.loop.train import train
@@ -204,7 +205,8 @@ def verify(gold, found, **_):
 def test_a_verdict_that_takes_too_long_is_not_right(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "math_verify.py").write_text(MATH)
     monkeypatch.syspath_prepend(str(tmp_path))
-    judge = Judge("math", limit_s=0.5)
+    monkeypatch.setattr(judging, "MATH_S", 0.5)
+    judge = Judge("math")
     problem = Problem("p", "?", "1/2")
     try:
         judge(r"\boxed{1/2}", problem)  # starts the process

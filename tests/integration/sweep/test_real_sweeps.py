@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 from pathlib import Path
 
@@ -39,6 +40,10 @@ def test_a_dry_run(
     capfd: pytest.CaptureFixture[str],
 ) -> None:  # fmt: skip
     monkeypatch.chdir(furnish(tmp_path / "here"))
+    for command in ("sbatch", "srun"):  # a login node has them; a dry run does not call them
+        (tmp_path / command).write_text("#!/bin/sh\nexit 1\n")
+        (tmp_path / command).chmod(0o755)
+    monkeypatch.setenv("PATH", str(tmp_path), prepend=os.pathsep)
     assert main([f"+sweeps={sweep}", *launcher, "tracking=local", "dry_run=true"]) == 0
     found = capfd.readouterr()
     n = RUNS[sweep]
