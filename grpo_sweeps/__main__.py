@@ -8,6 +8,7 @@ from collections.abc import Sequence
 
 from grpo_sweeps import cli
 from grpo_sweeps.cli import say
+from grpo_sweeps.text import did_you_mean
 
 COMMANDS = {
     "run": "train one run, or a sweep with -m or +sweeps=NAME",
@@ -41,7 +42,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         return 0
     if words[0] not in COMMANDS:
         sentence = f"{words[0]}: no such command; allowed are {', '.join(COMMANDS)}"
-        say(f"error: {cli.did_you_mean(sentence, words[0], COMMANDS)}")
+        say(f"error: {did_you_mean(sentence, words[0], COMMANDS)}")
         return 2
     # The process becomes that of `python -m`: `cancel` knows a process of the package by the words that started it.
     os.execv(sys.executable, [sys.executable, "-m", f"grpo_sweeps.{words[0]}", *words[1:]])

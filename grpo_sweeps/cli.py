@@ -9,7 +9,6 @@ person at the terminal.
 from __future__ import annotations
 
 import argparse
-import difflib
 import functools
 import math
 import os
@@ -18,7 +17,7 @@ import select
 import sys
 import textwrap
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any, Generic, NoReturn, ParamSpec, TypeVar, get_args, get_origin, get_type_hints
@@ -26,7 +25,7 @@ from typing import Any, Generic, NoReturn, ParamSpec, TypeVar, get_args, get_ori
 from grpo_sweeps import __version__, machine
 from grpo_sweeps.paths import why_no_path
 from grpo_sweeps.redaction import redact
-from grpo_sweeps.text import plain, show
+from grpo_sweeps.text import did_you_mean, plain, show
 from grpo_sweeps.types import ConfigError
 
 VERSION = f"grpo_sweeps {__version__}"
@@ -35,7 +34,6 @@ SHOWN = {int: "N", float: "X", bool: "true|false", str: "TEXT"}
 PLACES = ("FOLDER", "DIR", "FILE", "PATH", "SOURCE", "NAME", "IDENTITY")  # shown for a value that is part of a path
 MOST_SHOWN = 80  # characters of a value that is too long for a path
 MOST_SEED = 2**32 - 1
-ALIKE = 0.7  # of a word and the one that was meant, from 0 to 1
 ERROR = "error:"
 NO_READER = 141  # what a shell gives for a process that SIGPIPE ended
 WIDTH = 120
@@ -254,12 +252,6 @@ class Command(Generic[C]):
             cut = f"{text[:MOST_SHOWN]}..." if len(text) > MOST_SHOWN else text
             allowed = "one that the file system can hold is needed"
             raise ConfigError(f"{one.typed}={cut}: cannot be a path ({reason}); {allowed}")
-
-
-def did_you_mean(sentence: str, word: str, words: Iterable[str], mark: str = "") -> str:
-    """A sentence about a word that is not known, with the known one that looks like it, where there is one."""
-    near = [one for one in difflib.get_close_matches(word, list(words), n=1, cutoff=ALIKE) if one != word]
-    return f"{sentence.rstrip('.')}; did you mean {near[0]}{mark}?" if near else sentence
 
 
 def named(name: str, options: type[C], about: str, program: str = "") -> Command[C]:

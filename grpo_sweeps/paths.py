@@ -11,6 +11,7 @@ import os
 from collections.abc import Iterator
 from pathlib import Path
 
+from grpo_sweeps.text import did_you_mean
 from grpo_sweeps.types import ConfigError
 
 PACKAGE = Path(__file__).resolve().parent
@@ -89,5 +90,6 @@ def sweep_folder(runs_dir: Path, sweep: str) -> Path:
     """The folder of an existing sweep. Raises ConfigError, with the names of those that exist, for another name."""
     names = sweep_names(runs_dir)
     if sweep not in names:
-        raise ConfigError(f"sweep={sweep}: not in {runs_dir}; choose one of {', '.join(names) or '(none)'}")
+        sentence = f"sweep={sweep}: not in {runs_dir}; choose one of {', '.join(names) or '(none)'}"
+        raise ConfigError(did_you_mean(sentence, sweep, names))
     return runs_dir / sweep

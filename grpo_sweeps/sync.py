@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from grpo_sweeps import cli, machine
+from grpo_sweeps.text import did_you_mean
 from grpo_sweeps.tracking.published import refuse_published
 from grpo_sweeps.types import ConfigError
 
@@ -42,7 +43,9 @@ class Arguments:
     reports: str = cli.key(
         "reports", "where the reports are; the files of a sweep's own become artifacts of its parent run", "FOLDER"
     )
-    run: str | None = cli.key(None, "one run of the sweep", "IDENTITY", unset="all of them")
+    run: str | None = cli.key(
+        None, "one run of the sweep, by its identity or the first digits of it", "IDENTITY", unset="all of them"
+    )
     prune: bool = cli.key(
         False, "delete there (restorably) the runs that were copied from folders that are no longer in runs_dir"
     )
@@ -97,14 +100,22 @@ def sweep_folders(arguments: Arguments) -> list[Path]:
     if arguments.sweep not in present and arguments.prune:
         return []  # all that is left of it may be in MLflow
     if arguments.sweep not in present and not arguments.follow:  # a follower starts before its first run
-        raise ConfigError(
-            f"sweep={arguments.sweep}: no runs of it in {runs_dir}; there are {', '.join(present) or 'none'}."
-        )
-    folder = runs_dir / arguments.sweep
-    if arguments.run and not arguments.follow and not (folder / arguments.run / "status.json").is_file():
-        runs = sorted(path.parent.name for path in folder.glob("*/status.json"))
-        raise ConfigError(f"run={arguments.run}: no such run in {folder}; there are {', '.join(runs)}.")
-    return [folder]
+        sentence = f"sweep={arguments.sweep}: no runs of it in {runs_dir}; there are {', '.join(present) or 'none'}."
+        raise ConfigError(did_you_mean(sentence, arguments.sweep, present))
+    return [runs_dir / arguments.sweep]
+
+
+def one_run(arguments: Arguments, folder: Path) -> str | None:
+    """The identity of the run that is copied alone, None for all of the sweep; a follower may start before its run.
+
+    Raises ConfigError where there is no such run, or several fit.
+    """
+    if not arguments.run or arguments.follow:
+        return arguments.run
+    from grpo_sweeps.sweep.named import named_runs
+
+    runs = sorted(path.parent for path in folder.glob("*/status.json"))
+    return named_runs("sync", runs, arguments.run, f"sweep={folder.name}")[0].name
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -120,12 +131,13 @@ def _copy(arguments: Arguments) -> int:
     if arguments.init:
         return mirror.prepare(mirror.settings(machine.value("tracking") or {}, *named))
     folders = sweep_folders(arguments)
+    only = one_run(arguments, folders[0]) if arguments.run else None
     for folder in folders:
         refuse_published(folder, "sync would note in them what it has copied")
     goals = {folder: mirror.settings(mirror.configured(folder), *named) for folder in folders}
     reports = Path(arguments.reports)
     codes = [
-        mirror.sync(folder, goal, arguments.run, arguments.follow, None if arguments.run else reports / folder.name)
+        mirror.sync(folder, goal, only, arguments.follow, None if only else reports / folder.name)
         for folder, goal in goals.items()
     ]
     if arguments.run or arguments.follow:

@@ -6,11 +6,15 @@ it must be seen. Formats with characters of their own (HTML, Markdown, CSV, LaTe
 
 from __future__ import annotations
 
+import difflib
 import os
 import re
 import sys
 import unicodedata
+from collections.abc import Iterable
 from typing import TextIO
+
+ALIKE = 0.7  # of a word and the one that was meant, from 0 to 1
 
 
 def plain(text: str) -> str:
@@ -39,6 +43,22 @@ def natural(text: str) -> list[str | float]:
     """
     parts = re.split(r"(\d+(?:\.\d+)?(?:[eE][-+]?\d+)?)", text)
     return [float(part) if at % 2 else part for at, part in enumerate(parts)]
+
+
+def nearest(word: str, words: Iterable[str]) -> str:
+    """The one of the words that looks like a word that is none of them; "" where none does.
+
+    >>> nearest("rlo", ["grpo", "rloo"]), nearest("GRPO", ["grpo", "rloo"]), nearest("x", ["grpo", "rloo"])
+    ('rloo', 'grpo', '')
+    """
+    lower = {one.lower(): one for one in words if one != word}
+    return "".join(lower[near] for near in difflib.get_close_matches(word.lower(), list(lower), n=1, cutoff=ALIKE))
+
+
+def did_you_mean(sentence: str, word: str, words: Iterable[str], mark: str = "") -> str:
+    """A sentence about a word that is not known, with the known one that looks like it, where there is one."""
+    near = nearest(word, words)
+    return f"{sentence.rstrip('.')}; did you mean {near}{mark}?" if near else sentence
 
 
 def coloured(file: TextIO | None) -> bool:

@@ -24,7 +24,6 @@ from grpo_sweeps.sweep.identity import identity
 from grpo_sweeps.text import plain, show
 from grpo_sweeps.tracking.glance import Finding
 from grpo_sweeps.tracking.published import TAKEN_OUT, is_published
-from grpo_sweeps.types import ConfigError
 
 HEADER = ("run", "what", "expected", "found", "in words")
 ADVICE = (
@@ -41,7 +40,9 @@ class Options:
 
     sweep: str | None = cli.key(None, "the sweep to verify", "NAME", unset="all of them")
     runs_dir: str = cli.key("runs", "where the runs are", "FOLDER", local="runs_dir")
-    run: str | None = cli.key(None, "one run of the sweep", "IDENTITY", unset="all of them")
+    run: str | None = cli.key(
+        None, "one run, by its identity or the first digits of it", "IDENTITY", unset="all of them"
+    )
     copies: bool = cli.key(True, "compare what was copied to MLflow as well", "true|false")
     json: bool = cli.key(False, "the findings as JSON", "true")
 
@@ -57,22 +58,34 @@ def main(argv: Sequence[str] | None = None) -> int:
 def _verify(options: Options) -> int:
     runs_dir = Path(options.runs_dir)
     names = sweep_names(runs_dir) if options.sweep is None else [sweep_folder(runs_dir, options.sweep).name]
+    folders_of = {name: run_folders(runs_dir / name) for name in names}
+    only = None
+    if options.run is not None:
+        where = f"runs_dir={runs_dir}" if options.sweep is None else f"sweep={options.sweep}"
+        only = _named([path for folders in folders_of.values() for path in folders], options.run, where)
     found: dict[str, list[Finding]] = {}
     runs = published = 0
-    for name in names:
-        folders = [path for path in run_folders(runs_dir / name) if options.run in (None, path.name)]
+    for name, every in folders_of.items():
+        folders = [path for path in every if only in (None, path.name)]
+        if only is not None and not folders:
+            continue
         runs += len(folders)
         published += len(folders) if is_published(runs_dir / name) else 0
         found[name] = [finding for folder in folders for finding in findings(folder)]
         if options.copies:
-            found[name] += copies(runs_dir / name, options.run)
-    if options.run is not None and not runs:
-        raise ConfigError(f"verify: run={options.run}: no such run in {runs_dir}; an identity is a folder's name")
+            found[name] += copies(runs_dir / name, only)
     if options.json:
         print(json.dumps([{"sweep": name, **asdict(one)} for name in found for one in found[name]], indent=1))
     else:
         _print(found, runs, published)
     return 1 if any(found.values()) else 0
+
+
+def _named(folders: list[Path], run: str, where: str) -> str:
+    """The identity of the run that the words name, in whichever sweeps it is. Raises ConfigError."""
+    from grpo_sweeps.sweep.named import named_runs
+
+    return named_runs("verify", folders, run, where)[0].name
 
 
 def _print(found: dict[str, list[Finding]], runs: int, published: int) -> None:

@@ -10,6 +10,7 @@ from pathlib import PurePosixPath
 from typing import Any
 
 from grpo_sweeps.config.schema import flatten, shown
+from grpo_sweeps.text import did_you_mean, natural
 from grpo_sweeps.types import ConfigError
 
 GROUPS = {
@@ -73,9 +74,12 @@ def chosen(configs: Mapping[str, Mapping[str, Any]], text: str) -> list[str]:
         key = _key(one.key, flat.values(), text)
         fits = [run for run in left if any(_same(flat[run].get(key), value) for value in one.values)]
         if not fits:
-            there = sorted({last_part(key, shown(flat[run][key])) for run in left if key in flat[run]})
+            there = {last_part(key, shown(flat[run][key])) for run in left if key in flat[run]}
             among = " among those that fit the rest" if len(left) < len(configs) else ""
-            raise ConfigError(f"where={text}: no run has {one}; there are{among} {one.key}={_listed(there, ',')}")
+            listed = _listed(sorted(there, key=natural), ",")
+            sentence = f"where={text}: no run has {one}; there are{among} {one.key}={listed}"
+            words = [value for value in one.values if not _is_number(value)]  # 16 is no slip for 1
+            raise ConfigError(did_you_mean(sentence, words[0], there) if words else sentence)
         left = fits
     return left
 
@@ -103,6 +107,14 @@ def _same(value: Any, text: str) -> bool:
         return not isinstance(value, bool) and float(written) == float(text)
     except ValueError:
         return isinstance(value, str) and written.endswith(f".{text}") and "/" not in written
+
+
+def _is_number(text: str) -> bool:
+    try:
+        float(text)
+    except ValueError:
+        return False
+    return True
 
 
 def _listed(words: Sequence[str], comma: str) -> str:

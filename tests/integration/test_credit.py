@@ -127,7 +127,7 @@ def said(words: list[str], capsys: pytest.CaptureFixture[str]) -> str:
         (["problems=test"], "credit: problems=test: allowed are train, held_out"),
         ([], "credit: sweep= is needed; choose one of one"),
         (["sweep=two"], "sweep=two: not in"),
-        (["sweep=one", "run=xyz"], "credit: run=xyz; choose one of"),
+        (["sweep=one", "run=xyz"], "credit: run=xyz: no such run in sweep=one; there are"),
         (["sweep=one", "prompts=100000"], "credit: prompts=100000: the task has 8192 train problems"),
         (["sweep=one", "device=tpu"], "credit: device=tpu: allowed are auto, cpu, cuda and cuda:N"),
         (["sweep=one", "runs_dir=nowhere"], "runs_dir=nowhere: no such folder"),

@@ -61,7 +61,7 @@ def test_a_run_does_not_differ_from_itself(tmp_path: Path, capsys: pytest.Captur
     [
         (["run=aaaa"], "diff: run=aaaa: two runs are needed, run=IDENTITY,IDENTITY"),
         ([], "diff: run=: two runs are needed"),
-        (["run=aaaa,cccc"], "diff: run=cccc; choose one of aaaa (one: R=2 seed=0)"),
+        (["run=aaaa,cccc"], "diff: run=cccc: no such run in runs_dir="),
         (["runs=a,b"], "diff: 'runs=a,b' is not one of run=, sweep=, runs_dir="),
     ],
 )

@@ -182,7 +182,7 @@ def test_a_license_is_named_only_where_it_is_known(random_model_folder: Path, tm
     [
         ([], "export: run= is needed; give run=IDENTITY out=FOLDER"),
         (["run={run}"], "export: out= is needed; give run=IDENTITY out=FOLDER"),
-        (["run=xyz", "out={new}"], "export: run=xyz; choose one of "),
+        (["run=xyz", "out={new}"], "export: run=xyz: no such run in runs_dir="),
         (["run={run}", "out={new}", "step=7"], "step=7: run={run} (finished at step 3) has no such whole checkpoint"),
         (["run={run}", "out={new}", "step=0"], "export: step=0: 1 or more is needed"),
         (["run={run}", "out={new}", "dtype=int8"], "export: dtype=int8: allowed are bfloat16, float16, float32"),

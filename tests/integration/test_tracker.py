@@ -221,7 +221,7 @@ def test_a_run_that_is_not_there_is_refused(tmp_path: Path, capsys: pytest.Captu
     (tmp_path / "small" / "one").mkdir(parents=True)
     write_status(tmp_path / "small" / "one", RunStatus(state="finished", identity="one", name="R=2", sweep="small"))
     assert sync.main([f"runs_dir={tmp_path}", "sweep=small", "run=two"]) == 2
-    assert "error: run=two: no such run in" in capsys.readouterr().err
+    assert "error: sync: run=two: no such run in" in capsys.readouterr().err
 
 
 def test_an_address_goes_to_its_own_tracker_alone() -> None:

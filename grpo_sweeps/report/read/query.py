@@ -35,7 +35,7 @@ from grpo_sweeps.report.read.arms import Arms, find_arms
 from grpo_sweeps.report.read.cache import GroupRows, RowCache
 from grpo_sweeps.report.read.kept import CacheUse, Kept, code_of, signature, worth_keeping
 from grpo_sweeps.spectra.floor import EPS
-from grpo_sweeps.text import natural
+from grpo_sweeps.text import did_you_mean, natural
 from grpo_sweeps.tracking import journal, lines, local
 from grpo_sweeps.tracking.lines import METRICS
 from grpo_sweeps.tracking.local import (
@@ -282,6 +282,11 @@ def load_sweep(
         raise ReportError(f"sweep={label}: none of its runs can be read ({' '.join(notes)}).")
     if where is not None:
         configs, waiting = _where(configs, where), {}
+        left = {folders[run].parent for run in configs}
+        emptied = [f"No run of sweep {path.name} fits where={where}." for path in paths if path not in left]
+        notes += emptied
+        for sentence in emptied:
+            warnings.warn(sentence, stacklevel=2)
     arms = find_arms(list(configs.values()))
     if where is not None or len(paths) > 1:  # what was chosen is no grid with holes
         arms = replace(arms, absent=())
@@ -343,7 +348,9 @@ def find_sweep(name: str | None, runs_dir: Path) -> Path:
     for path in found:
         if path.name == name:
             return path
-    raise ReportError(f"sweep={name}: no such sweep in {runs_dir}; there are {', '.join(p.name for p in found)}.")
+    names = [path.name for path in found]
+    sentence = f"sweep={name}: no such sweep in {runs_dir}; there are {', '.join(names)}."
+    raise ReportError(did_you_mean(sentence, name, names))
 
 
 def _run_dirs(path: Path) -> list[Path]:

@@ -9,6 +9,7 @@ import pandas as pd
 import pytest
 
 from grpo_sweeps.publish.formats import csv
+from grpo_sweeps.report.__main__ import main as report
 from grpo_sweeps.report.claims.verdicts import judge_claims
 from grpo_sweeps.report.figures.kept import drawn
 from grpo_sweeps.report.read.query import ReportError, Sweep, load_sweep
@@ -88,14 +89,36 @@ def test_where_chooses_runs(runs: Path) -> None:
     assert identities("R=4,seed=0,2") == {(4, 0), (4, 2)}
     assert identities("lr=0.001,R=2,4.0,seed=1") == {(2, 1), (4, 1)}
     assert identities("model=tiny,estimator=grpo,reward=strict,trainer.lr=1e-3,seed=0") == {(2, 0), (4, 0)}
-    sweep = load_sweep("a,b", runs, where="estimator=rloo,R=2")
+    with pytest.warns(UserWarning, match="No run of sweep a fits"):
+        sweep = load_sweep("a,b", runs, where="estimator=rloo,R=2")
     assert set(sweep.runs["sweep"]) == {"b"} and sweep.words == "sweep=a,b where=estimator=rloo,R=2"
-    assert sweep.folder_name == "a+b_where_estimator=rloo,R=2" and not [m for m in missing(sweep) if "No run" in m]
+    assert sweep.folder_name == "a+b_where_estimator=rloo,R=2" and not [m for m in missing(sweep) if "No run for" in m]
+
+
+def test_a_named_sweep_of_which_no_run_fits_is_named(runs: Path) -> None:
+    with pytest.warns(UserWarning, match="No run of sweep b fits where=estimator=grpo,R=4.") as said:
+        sweep = load_sweep("a,b", runs, where="estimator=grpo,R=4")
+    assert len(said) == 1 and set(sweep.runs["sweep"]) == {"a"}
+    assert "No run of sweep b fits where=estimator=grpo,R=4." in missing(sweep)
+
+
+def test_the_report_says_which_sweep_a_condition_emptied(
+    runs: Path, undrawn, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = [f"runs_dir={runs}", f"out={tmp_path / 'out'}"]
+    assert report(["sweep=a,b", "where=estimator=grpo,R=4", *words]) == 0
+    assert capsys.readouterr().err.splitlines().count("No run of sweep b fits where=estimator=grpo,R=4.") == 1
+    assert report(["sweep=a,b", "where=estimator=rlo", *words]) == 2
+    said = capsys.readouterr().err
+    assert said == (
+        "error: where=estimator=rlo: no run has estimator=rlo; there are estimator=grpo,rloo; did you mean rloo?\n"
+    )
 
 
 @pytest.mark.parametrize(
     ("where", "sentence"),
     [
+        ("estimator=GRPO", "there are estimator=grpo; did you mean grpo?"),
         ("R=3", "where=R=3: no run has R=3; there are R=2,4"),
         ("R=2,seed=7", "no run has seed=7; there are among those that fit the rest seed=0,1,2"),
         ("lrr=1", "where=lrr=1: no run has a key lrr; did you mean trainer.lr?"),

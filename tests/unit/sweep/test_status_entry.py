@@ -242,7 +242,7 @@ def test_runs_are_chosen_and_what_they_share_stands_once(runs: Path, capsys: pyt
     assert main([f"runs_dir={runs}", "where=R=2,4,lr=0.0001,1e-05", "json=true"]) == 0
     assert [row["name"] for row in json.loads(capsys.readouterr().out)] == ["R=2 seed=0", "R=4 seed=0"]
     assert main([f"runs_dir={runs}", "where=lr=1"]) == 2
-    assert capsys.readouterr().err == "error: where=lr=1: no run has lr=1; there are lr=0.0001,1e-05\n"
+    assert capsys.readouterr().err == "error: where=lr=1: no run has lr=1; there are lr=1e-05,0.0001\n"
     assert main([f"runs_dir={runs}"]) == 0
     assert "; all " not in capsys.readouterr().out, "runs without a configuration share nothing that is known"
 
