@@ -20,7 +20,7 @@ from grpo_sweeps.report.design.best_size import best_size_section, best_size_tab
 from grpo_sweeps.report.design.pool import pool_section, pool_studies, pool_table
 from grpo_sweeps.report.design.power import needs, power_section, power_table
 from grpo_sweeps.report.figures.by_k import by_k_figure, rank_by_k_plot
-from grpo_sweeps.report.figures.by_step import accuracy_plot, curves_figures, spectral_plot
+from grpo_sweeps.report.figures.by_step import curves_figures, heldout_plot, spectral_plot
 from grpo_sweeps.report.figures.group_size import best_size_figure, pool_figure
 from grpo_sweeps.report.figures.kept import drawn
 from grpo_sweeps.report.figures.layers import layer_figure, update_figure
@@ -41,8 +41,7 @@ CAPTION = (
     "that a quantity can take (an effective rank from 1 to R): one that is the whole range says nothing. Paper: Table "
     "1 of "
     f"arXiv {ARXIV}. Null: effective rank of orthogonal scores of equal norm; the same with equal texts counted once; "
-    "and with the measured norms as well. Accuracy: held-out problems, sampled as in training; gain: last less first "
-    "evaluation, paired by problem."
+    "and with the measured norms as well."
 )
 
 DIGITS = 9
@@ -116,13 +115,13 @@ def contents(
         tables["float32_by_k"] = in_float32_by_k
     sections = [*float32_section(in_float32, in_float32_by_k), *estimator_section(estimators), *premise_section(layers)]
     sections += about_design.sections
-    header, rows = headline(tables["table1"])
+    header, rows = headline(tables["table1"], table.unjudged_arms(sweep))
     plots = curves_figures(sweep, tables["curves"])
-    plots += [*spectral_plots(sweep, tables["by_k"], layers, steps, parts), *about_design.plots]
+    plots += [*spectral_plots(sweep, tables["by_k"], layers, steps, parts, tables["curves"]), *about_design.plots]
     progress("the figures are drawn")
     images = drawn(sweep, plots)
     lacking, weights = missing(sweep), weights_in_words(sweep)
-    caption = f"{CAPTION} {weights}".rstrip()
+    caption = f"{CAPTION} {table.evaluation_in_words(sweep)} {table.GAIN} {weights}".rstrip()
     if len(sweep.paths) > 1:
         differ, tables[SIDE] = differences(sweep), side_by_side(sweep)
         sections = [*sweeps_sections(sweep, differ, tables[SIDE]), *sections]
@@ -167,15 +166,16 @@ def spectral_plots(
     layers: pd.DataFrame,
     steps: pd.DataFrame | None = None,
     parts: pd.DataFrame | None = None,
+    curves: pd.DataFrame | None = None,
 ) -> list[Plot]:
-    """The figures of spectra, accuracy and updates, not yet drawn, fig1 first.
+    """The figures of spectra, accuracy, rewards and updates, not yet drawn, fig1 first.
 
-    by_k, layers, steps, parts: the tables of these names; what is drawn of them is there where they have rows.
+    by_k, layers, steps, parts, curves: the tables of these names; what is drawn of them is there where they have rows.
     """
     return [
         spectral_plot(sweep, "fig1", "Effective rank by training step", "effective_rank", "effective rank"),
         spectral_plot(sweep, "fig2", "Top-1 fraction by training step", "top1_fraction", "top-1 fraction"),
-        accuracy_plot(sweep),
+        heldout_plot(sweep, curves),
         rank_by_k_plot(sweep, by_k),
         *layer_figure(sweep, layers),
         *by_k_figure(sweep, by_k),

@@ -22,7 +22,7 @@ from grpo_sweeps.report.figures.layers import NOT_DRAWN
 from grpo_sweeps.report.measure.spectral import BELOW, MATRICES, QUANTITIES
 from grpo_sweeps.report.read.query import Sweep
 from grpo_sweeps.report.tables.layers import shown_steps
-from grpo_sweeps.report.tables.pooled import headline
+from grpo_sweeps.report.tables.pooled import GAIN, evaluation_in_words, headline, unjudged_arms
 from grpo_sweeps.tracking.published import is_published
 
 CUT = 900  # characters of a completion or prompt that are shown
@@ -38,6 +38,13 @@ K_NULLS = {
     "null_both": "null: orthogonal, measured norms, equal texts once",
     "null_gaussian": "null: Gaussian, own spectrum",
 }
+TERMS = (
+    "A group is the R rollouts of one prompt; it is mixed when its rewards differ, k of them are right (reward 1), and "
+    "sigma_r is the standard deviation of its rewards. A score is the gradient of a rollout's log-probability. An arm "
+    "is the runs that are alike but for R and seed. A null is the value that gradients without structure would give. "
+    f"C1, C2 and so on are the claims of arXiv {ARXIV}."
+)
+"""What the page says before it uses these words."""
 TONES = {rules.HOLDS: ("yes", "✓"), rules.CONTRADICTED: ("no", "✗"), rules.UNDECIDED: ("open", "?")}
 TONES |= dict.fromkeys((rules.CORRECTED, rules.WITHIN), ("yes", "≈"))
 SHOWN = ("open", "–")
@@ -69,6 +76,7 @@ def render_page(
         arxiv=ARXIV,
         sweep=sweep.name,
         subtitle=_subtitle(sweep),
+        terms=TERMS,
         arms=sweep.runs["arm"].nunique(),
         claims=[_claim(c) for c in claims],
         cards=_cards(claims),
@@ -78,7 +86,8 @@ def render_page(
         for_theory=[c for c in claims if not c.findings and c.id in rules.BY_THEORY],
         rules=rules.IN_WORDS,
         definitions=DEFINED,
-        headline=headline(tables["table1"]),
+        headline=headline(tables["table1"], unjudged_arms(sweep)),
+        evaluation=f"{evaluation_in_words(sweep)} {GAIN}",
         precision=_precision(tables["table1"]),
         by_k=_by_k(tables["by_k"]),
         below=BELOW,

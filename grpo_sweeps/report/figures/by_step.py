@@ -1,5 +1,5 @@
 """Figures by training step: how training went, which a GRPO user looks at first; signal and noise of the gradient where
-they were logged; fig1 to fig3, effective rank, top-1 fraction and held-out accuracy.
+they were logged; fig1 to fig3, effective rank, top-1 fraction, and accuracy and reward on held-out problems.
 
 The first two are drawn from `logged.curve_table`. Bands are 95% intervals, cut at the values a quantity can take.
 """
@@ -28,7 +28,7 @@ from grpo_sweeps.report.figures.look import (
     whose,
 )
 from grpo_sweeps.report.read.query import Sweep
-from grpo_sweeps.report.tables.pooled import accuracy_by_step, by_step
+from grpo_sweeps.report.tables.pooled import accuracy_by_step, by_step, evaluation_in_words, unjudged_arms
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -206,27 +206,68 @@ def spectral_plot(sweep: Sweep, name: str, title: str, column: str, label: str) 
     return Plot(name, title, caption, tuple(panels))
 
 
-def accuracy_plot(sweep: Sweep) -> Plot:
-    """fig3: held-out accuracy by step and by rollouts used, two panels per arm."""
-    panels = []
+def heldout_plot(sweep: Sweep, curves: pd.DataFrame | None = None) -> Plot:
+    """fig3: held-out accuracy by step and by rollouts used, and the reward on these problems beside that in training.
+
+    An arm whose task has no verdicts has the reward in both. curves: `logged.curve_table`, for the training reward.
+    """
+    panels, unjudged, rewards = [], unjudged_arms(sweep), False
     for arm, Rs in arm_cells(sweep).items():
-        curves = {R: accuracy_by_step(sweep, arm, R) for R in Rs}
-        for x, label in (("step", "training step"), ("rollouts", "rollouts used")):
+        own = {R: accuracy_by_step(sweep, arm, R, reward=True) for R in Rs}
+        measured = any(len(curve) for curve in own.values())
+        if arm not in unjudged:
+            of_arm = {R: accuracy_by_step(sweep, arm, R) for R in Rs}
+            panels += [_heldout(sweep, arm, of_arm, x, "held-out accuracy") for x in ("step", "rollouts")]
+        if arm in unjudged or measured:
+            rewards = True
+            panels.append(_heldout(sweep, arm, own, "step", REWARD, _training_reward(curves, arm)))
+        if arm in unjudged:
+            panels.append(_heldout(sweep, arm, own, "rollouts", REWARD))
+    said = f" {'' if unjudged else OWN_REWARD}{TRAINING_REWARD}" if rewards else ""
+    caption = f"{evaluation_in_words(sweep)}{said} {HELDOUT}"
+    shown = [
+        name for name, there in (("accuracy", len(unjudged) < len(arm_cells(sweep))), ("reward", rewards)) if there
+    ]
+    return Plot("fig3", f"Held-out {' and '.join(shown)}", caption, tuple(panels))
 
-            def draw(ax: Axes, x: str = x, label: str = label, curves: dict[int, pd.DataFrame] = curves) -> None:
-                for R, curve in curves.items():
-                    _line(ax, curve, x, R, styles(sweep)[R], (0.0, 1.0))
-                finish(ax, label, "held-out accuracy", whole=True)
 
-            title = panel_title(sweep, arm, f"by {label}")
-            panels.append(Panel(title, curves_in_words(f"held-out accuracy by {label}", arm, curves), draw))
-    caption = (
-        "Held-out accuracy (strict parsing, or flexible where that is the reward; sampled as in training where "
-        "samples were drawn, else greedy) by "
-        "training step and by rollouts used in training. Bands: 95% intervals clustered by problem and seed. A larger "
-        "R uses more rollouts a step, so the two panels rank the R differently."
-    )
-    return Plot("fig3", "Held-out accuracy", caption, tuple(panels))
+REWARD = "held-out reward"
+OWN_REWARD = "Held-out reward: the run's own, on the same problems. "
+TRAINING_REWARD = "Dotted: the mean reward of the training rollouts."
+HELDOUT = (
+    "Greedy where no samples were drawn. Bands: 95% intervals clustered by problem and seed. A larger R uses more "
+    "rollouts per step, so that panels by step and by rollouts rank the R differently."
+)
+X_LABELS = {"step": "training step", "rollouts": "rollouts used"}
+
+
+def _training_reward(curves: pd.DataFrame | None, arm: str) -> dict[int, pd.DataFrame]:
+    """R -> step and reward in training."""
+    if curves is None or not len(curves):
+        return {}
+    own = curves[(curves["arm"] == arm) & curves["reward"].notna()]
+    return {int(str(R)): part for R, part in own.groupby("R")}
+
+
+def _heldout(
+    sweep: Sweep, arm: str, curves: dict[int, pd.DataFrame], x: str, what: str,
+    training: Mapping[int, pd.DataFrame] | None = None,
+) -> Panel:  # fmt: skip
+    """One panel of fig3. training: R -> the reward in training, drawn dotted."""
+    bounds = (-np.inf, np.inf) if what == REWARD else (0.0, 1.0)
+
+    def draw(ax: Axes) -> None:
+        for R, curve in curves.items():
+            style = styles(sweep)[R]
+            if training and R in training:
+                ax.plot(training[R]["step"], training[R]["reward"], color=style.color, ls=DOTTED, lw=1.0, zorder=1)
+            _line(ax, curve, x, R, style, bounds)
+        if training:
+            ax.plot([], [], color="0.35", ls=DOTTED, lw=1.0, label="in training")
+        finish(ax, X_LABELS[x], what, whole=True, negative=what == REWARD)
+
+    title = panel_title(sweep, arm, f"{what}, by {X_LABELS[x]}")
+    return Panel(title, curves_in_words(f"{what} by {X_LABELS[x]}", arm, curves), draw)
 
 
 def _line(ax: Axes, curve: pd.DataFrame, x: str, R: int, style: Style, bounds: tuple[float, float]) -> None:

@@ -7,7 +7,7 @@ have no gradient and are counted, never averaged as 0. Intervals are 95%, cluste
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import Any
 
 import numpy as np
@@ -72,7 +72,8 @@ def with_ends(name: str, interval: Interval) -> dict[str, float]:
 
 
 def table1(sweep: Sweep) -> pd.DataFrame:
-    """One row per arm and R: counts, six quantities of G with intervals, nulls, accuracies, the paper's values."""
+    """One row per arm and R: counts, six quantities of G with intervals, nulls, accuracies, the paper's values; and
+    held-out rewards, where records have them."""
     rows = []
     for arm, R in sweep.cells:
         runs = sweep.runs[(sweep.runs["arm"] == arm) & (sweep.runs["R"] == R)]
@@ -91,7 +92,7 @@ def table1(sweep: Sweep) -> pd.DataFrame:
             row |= {f"{name}_floor_{end}": groups[f"{name}_floor_{end}"].mean() for end in ("low", "high")}
         row |= {name: groups[name].astype(float).mean() for name in NULLS}
         row |= with_ends("measured_minus_null", pooled_difference(groups, by=by))
-        row |= accuracies(sweep, arm, R)
+        row |= accuracies(sweep, arm, R) | heldout_rewards(sweep, arm, R)
         paper = TABLE1.get(R)
         row["paper_effective_rank"] = f"about {paper.effective_rank:g}" if paper else ""
         row["paper_top1_fraction"] = f"{paper.top1_low:g}-{paper.top1_high:g}" if paper else ""
@@ -99,28 +100,42 @@ def table1(sweep: Sweep) -> pd.DataFrame:
     return pd.DataFrame(rows)
 
 
-def headline(table: pd.DataFrame) -> tuple[list[str], list[list[str]]]:
-    """Table 1 as people read it: header and text cells, one row per arm and R; several arms are named."""
+def headline(table: pd.DataFrame, unjudged: Collection[str] = ()) -> tuple[list[str], list[list[str]]]:
+    """Table 1 as people read it: header and text cells, one row per arm and R; several arms are named.
+
+    unjudged: the arms whose tasks have no verdicts (`unjudged_arms`). They have a held-out reward and no accuracy, and
+    a column of either stands where an arm has it.
+    """
     arms = table["arm"].nunique() > 1
+    shown = {} if set(table["arm"]) <= set(unjudged) else {"accuracy": "accuracy before"}
+    if set(table["arm"]) & set(unjudged):
+        shown["heldout_reward"] = "held-out reward before"
     header = [
-        "R", "effective rank", "paper", "top-1 fraction", "paper", "participation ratio", "stable rank", "null",
-        "null, equal texts once", "null, norms and texts", "final accuracy", "gain", "mixed groups", "runs",
+        "R", "effective rank", "paper", "orthogonal null", "null, equal texts once", "null, norms and texts",
+        "different texts", "top-1 fraction", "paper",
+        *(name for before in shown.values() for name in (before, "after", "gain, paired")), "mixed groups",
     ]  # fmt: skip
     rows = []
     for row in table.to_dict("records"):
+        evaluated = [
+            cell
+            for name in shown
+            for cell in (
+                number(row.get(f"{name}_before"), 3), number(row.get(name), 3), _in_words(row, f"{name}_gain", 3)
+            )
+        ]  # fmt: skip
         cells = [
             number(row["R"]), _in_words(row, "effective_rank"), row["paper_effective_rank"] or "–",
-            _in_words(row, "top1_fraction"), row["paper_top1_fraction"] or "–", _in_words(row, "participation_ratio"),
-            _in_words(row, "stable_rank"), *(number(row[null]) for null in SHOWN_NULLS), _in_words(row, "accuracy", 3),
-            _in_words(row, "accuracy_gain", 3), f"{row['measured_mixed_groups']} of {row['groups']}",
-            f"{row['runs_finished']} of {row['runs']}",
+            *(number(row[null]) for null in SHOWN_NULLS), number(row["distinct_rollouts"]),
+            _in_words(row, "top1_fraction"), row["paper_top1_fraction"] or "–", *evaluated,
+            f"{row['measured_mixed_groups']} of {row['groups']}",
         ]  # fmt: skip
         rows.append([str(row["arm"]), *cells] if arms else cells)
     return (["arm", *header] if arms else header), rows
 
 
 def _in_words(row: Mapping[Any, Any], name: str, digits: int = 2) -> str:
-    mean, low, high = (float(str(row[key])) for key in (name, f"{name}_low", f"{name}_high"))
+    mean, low, high = (float(str(row.get(key, "nan"))) for key in (name, f"{name}_low", f"{name}_high"))
     return with_interval(mean, low, high, digits)
 
 
@@ -151,8 +166,63 @@ def accuracies(sweep: Sweep, arm: str, R: int) -> dict[str, object]:
     return row
 
 
+def heldout_rewards(sweep: Sweep, arm: str, R: int) -> dict[str, object]:
+    """As `accuracies`, of the run's own reward on held-out problems: heldout_reward, its value before, and its gain.
+
+    Sampled as in training where there are samples, else greedy. No columns where the records have no such rewards.
+    """
+    ends = first_and_last(sweep, arm, R)
+    if not ends["reward_last"].notna().any():
+        return {}
+    clusters = ends["problem_id"], ends["seed"]
+    gain = paired_difference(ends["reward_first"], ends["reward_last"], *clusters)
+    return {
+        **with_ends("heldout_reward", mean_interval(ends["reward_last"], *clusters)),
+        "heldout_reward_before": ends["reward_first"].mean(),
+        **with_ends("heldout_reward_gain", gain),
+    }
+
+
+def unjudged_arms(sweep: Sweep) -> list[str]:
+    """The arms whose tasks have no verdicts: their runs have a held-out reward and no accuracy."""
+    judged = set(sweep.runs.loc[sweep.runs["verdict"] != "none", "arm"])
+    return [arm for arm in sweep.arm_names if arm not in judged]
+
+
+def evaluation_in_words(sweep: Sweep) -> str:
+    """What accuracy and held-out reward are in this sweep, for captions: one sentence for each that is shown."""
+    runs, found = sweep.runs, []
+    judged, unjudged = runs[runs["verdict"] != "none"], unjudged_arms(sweep)
+    if len(judged):
+        flexible = judged["reward"] == FLEXIBLE_REWARD
+        parsing = "flexible parsing" if flexible.all() else "strict parsing, the number after the first ####"
+        parsing += " (flexible where that is the reward)" if flexible.any() and not flexible.all() else ""
+        how = {"numbers": f"by {parsing}", **VERDICTS}
+        kinds = sorted({str(kind) for kind in judged["verdict"]}, key=list(how).index)
+        said = [how[kind] + (f" (task.verdict={kind})" if len(kinds) > 1 else "") for kind in kinds]
+        found.append(f"Accuracy: held-out problems, {SAMPLED}, right {' or '.join(said)}.")
+    if unjudged:
+        of = f" of {', '.join(unjudged)}" if len(judged) else ""
+        found.append(
+            f"Held-out reward{of}: the run's own reward on held-out problems, {SAMPLED}; with task.verdict=none no "
+            "answer is right or wrong, and there is no accuracy."
+        )
+    return " ".join(found)
+
+
+GAIN = "Gain: last less first evaluation, paired by problem."
+SAMPLED = "sampled as in training"
+VERDICTS = {
+    "exact": "where the text after the last #### or in the last box is that of the reference",
+    "choice": "where the letter after #### or in a box is that of the reference",
+    "math": "where the expression after #### or in a box equals the reference (math-verify)",
+}
+"""When an answer is right, strictly, by the task's kind of verdict; numbers aside (`rewards.verdicts`)."""
+
+
 def first_and_last(sweep: Sweep, arm: str, R: int) -> pd.DataFrame:
-    """One row per run and problem: accuracy at the run's last evaluation and, where there are several, its first."""
+    """One row per run and problem: accuracy and reward at the run's last evaluation and, where there are several, its
+    first."""
     evals = scored_evals(sweep)
     evals = evals[(evals["arm"] == arm) & (evals["R"] == R)]
     keys = ["run", "seed", "problem_id"]
@@ -160,25 +230,28 @@ def first_and_last(sweep: Sweep, arm: str, R: int) -> pd.DataFrame:
     evals = evals.join(bounds, on="run")
     last = evals[evals["step"] == evals["last_step"]]
     first = evals[(evals["step"] == evals["first_step"]) & (evals["first_step"] < evals["last_step"])]
-    columns = [*keys, "sampled", "greedy"]
+    columns = [*keys, "sampled", "greedy", "reward"]
     return last[[*columns, "samples", "last_step"]].merge(
         first[columns], on=keys, how="left", suffixes=("_last", "_first"), validate="one_to_one"
     )
 
 
 def scored_evals(sweep: Sweep) -> pd.DataFrame:
-    """`evals` with `sampled` (share of correct samples; NaN without samples) and `greedy` (0 or 1).
+    """`evals` with `sampled` (share of correct samples; NaN without samples), `greedy` (0 or 1) and `reward` (the run's
+    own, mean over the samples or, without these, greedy; NaN in records that have none).
 
     A run that is rewarded for the flexible parsing is scored by it, every other run by the strict one; one whose task
-    has no verdicts has NaN for both.
+    has no verdicts has NaN for the first two.
     """
-    names = ["strict", "flexible", "greedy_strict", "greedy_flexible"]
+    names = ["strict", "flexible", "greedy_strict", "greedy_flexible", "reward", "greedy_reward"]
     evals = sweep.evals.reindex(columns=["run", "arm", "R", "seed", "step", "problem_id", "samples", *names]).copy()
     flexible = evals["run"].isin(sweep.runs.loc[sweep.runs["reward"] == FLEXIBLE_REWARD, "run"])
     samples = evals["samples"].astype(float)
     correct = evals["flexible"].where(flexible, evals["strict"]).astype(float)
     evals["sampled"] = correct / samples.where(samples > 0)
     evals["greedy"] = evals["greedy_flexible"].where(flexible, evals["greedy_strict"]).astype(float)
+    rewards = evals[["reward", "greedy_reward"]].astype(float)
+    evals["reward"] = rewards["reward"].where(samples > 0, rewards["greedy_reward"])
     judged = ~evals["run"].isin(sweep.runs.loc[sweep.runs["verdict"] == "none", "run"])
     evals[["sampled", "greedy"]] = evals[["sampled", "greedy"]].where(judged, axis=0)
     return evals
@@ -259,22 +332,25 @@ def by_step(sweep: Sweep, arm: str, R: int, column: str, windows: int) -> pd.Dat
     return pd.DataFrame(rows, columns=["step", "mean", "low", "high", "groups"])
 
 
-def accuracy_by_step(sweep: Sweep, arm: str, R: int) -> pd.DataFrame:
+def accuracy_by_step(sweep: Sweep, arm: str, R: int, reward: bool = False) -> pd.DataFrame:
     """Held-out accuracy at each evaluation with intervals: step, rollouts (used in training by then), mean, low, high.
+    reward: the run's own reward on the same problems instead; no rows where records have none.
 
     Sampled as in training where there are samples, else greedy. `rollouts` is the record's own count, which knows of
     those that were drawn and not trained on, or else made from the configuration and those.
     """
     evals = scored_evals(sweep)
     evals = evals[(evals["arm"] == arm) & (evals["R"] == R)]
-    value = "sampled" if evals["sampled"].notna().any() else "greedy"
+    value = "reward" if reward else "sampled" if evals["sampled"].notna().any() else "greedy"
+    evals = evals[evals["reward"].notna()] if reward else evals
     prompts = dict(zip(sweep.runs["run"], sweep.runs["prompts"], strict=True))
     counts = [name for name in ("rollouts", *BESIDES) if name in sweep.metrics]
     of_run = dict(iter(sweep.metrics[["run", "step", *counts]].groupby("run")))
     none = sweep.metrics.iloc[:0]
     rows = []
     for step, part in evals.groupby("step"):
-        interval = mean_interval(part[value], part["problem_id"], part["seed"]).within(SHARE)
+        interval = mean_interval(part[value], part["problem_id"], part["seed"])
+        interval = interval if reward else interval.within(SHARE)
         runs = part["run"].unique()
         used = [_rollouts(of_run.get(run, none), int(str(step)), R, prompts.get(run)) for run in runs]
         rows.append((step, float(np.mean(used)), interval.mean, interval.low, interval.high))

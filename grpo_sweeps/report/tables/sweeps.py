@@ -18,7 +18,7 @@ from grpo_sweeps.publish.formats import number, with_interval
 from grpo_sweeps.publish.page import Section
 from grpo_sweeps.report.measure.spectral import range_of_difference
 from grpo_sweeps.report.read.query import Sweep
-from grpo_sweeps.report.tables.pooled import CHANGE, first_and_last, records_of, usable_groups
+from grpo_sweeps.report.tables.pooled import CHANGE, first_and_last, records_of, unjudged_arms, usable_groups
 from grpo_sweeps.text import natural
 from grpo_sweeps.tracking import provenance
 
@@ -32,8 +32,9 @@ COLUMNS = [
 SIDE = "side_by_side"
 WORDS = (
     "Each arm against the first one of the same R. Differences are means over pairs with 95% intervals clustered by "
-    "problem and seed: held-out problems of the last evaluation for the accuracy, groups of the same seed, step and "
-    "problem for reward and effective rank. After the first update the policies of two arms differ.",
+    "problem and seed: held-out problems of the last evaluation for the accuracy (the held-out reward where neither "
+    "task has verdicts), groups of the same seed, step and problem for reward and effective rank. After the first "
+    "update the policies of two arms differ.",
 )
 UNPAIRED = "Where no problems are the same, the means stand side by side without a difference."
 
@@ -57,14 +58,16 @@ def differences(sweep: Sweep) -> pd.DataFrame:
 
 
 def side_by_side(sweep: Sweep) -> pd.DataFrame:
-    """One row per R, arm after the first of that R, and quantity: accuracy, reward, effective_rank. `pairs` 0: the
-    means are over what each arm has, and there is no difference."""
-    rows = []
+    """One row per R, arm after the first of that R, and quantity: accuracy (or, where neither arm's task has verdicts,
+    held-out_reward), reward, effective_rank. `pairs` 0: the means are over what each arm has, and there is no
+    difference."""
+    rows, unjudged = [], unjudged_arms(sweep)
     for R in sorted({R for _, R in sweep.cells}):
         reference, *others = [arm for arm, own in sweep.cells if own == R]
         for arm in others:
             same = _problems(sweep, reference, R) == _problems(sweep, arm, R)
-            for quantity in ("accuracy", "reward", "effective_rank"):
+            evaluated = "held-out_reward" if {reference, arm} <= set(unjudged) else "accuracy"
+            for quantity in (evaluated, "reward", "effective_rank"):
                 first, second = (_values(sweep, one, R, quantity) for one in (reference, arm))
                 row = {"R": R, "arm": arm, "reference": reference, "quantity": quantity}
                 rows.append(row | _compared(first, second, quantity, R, same))
@@ -86,9 +89,10 @@ def _problems(sweep: Sweep, arm: str, R: int) -> set[str]:
 
 def _values(sweep: Sweep, arm: str, R: int, quantity: str) -> pd.DataFrame:
     """The keys of a pair, `problem` and `value`."""
-    if quantity == "accuracy":
+    if quantity in ("accuracy", "held-out_reward"):
         ends = first_and_last(sweep, arm, R)
         value = ends["sampled_last"].where(ends["sampled_last"].notna(), ends["greedy_last"])
+        value = value if quantity == "accuracy" else ends["reward_last"]
         return ends[PROBLEM].assign(problem=ends["problem_id"], value=value)
     groups = usable_groups(sweep, arm, R) if quantity == "effective_rank" else records_of(sweep, arm, R)
     value = groups["effective_rank" if quantity == "effective_rank" else "reward_mean"].astype(float)
@@ -103,7 +107,7 @@ def _compared(first: pd.DataFrame, second: pd.DataFrame, quantity: str, R: int, 
         means = {"mean_reference": first["value"].mean(), "mean": second["value"].mean()}
         return {"pairs": 0, **means, "difference": float("nan")}
     found: Interval = paired_difference(both["value"], both["value_other"], both["problem"], both["seed"])
-    if quantity != "reward":
+    if quantity in ("accuracy", "effective_rank"):
         found = found.within(CHANGE if quantity == "accuracy" else range_of_difference("effective_rank", R))
     return {
         "pairs": len(both), "mean_reference": both["value"].mean(), "mean": both["value_other"].mean(),

@@ -95,10 +95,11 @@ def write_run(
     config: dict[str, Any] | None = None, status: dict[str, Any] | None = None,
     text: str = "2 + 2 = 4\n#### 4", gain: float = 0.3, evaluate: bool = True,
     change: Callable[[GroupRecord], GroupRecord] | None = None, prompt_id: str = "train-1", model: str = "",
-    random: bool = False,
+    random: bool = False, worth: float | None = None,
 ) -> Path:  # fmt: skip
     """One run's folder. `change` is applied to every group; `gain` is how much the accuracy rises by the last step;
-    `model`: of `SHAPES`, with `random` weights, as the run would have loaded it."""
+    `model`: of `SHAPES`, with `random` weights, as the run would have loaded it; `worth`: the reward of a
+    right answer on a held-out problem, which older records do not have (None)."""
     extra = config or {}
     prompts = groups_a_step(
         R, extra.get("trainer.prompts", 4), extra.get("budget", "prompts"), extra.get("budget_R", 4)
@@ -123,7 +124,13 @@ def write_run(
             share = 0.3 + gain * step / steps
             record.log_metrics(step, {"eval/accuracy": share, "rollouts": step * prompts * R})
             right = rng.binomial(4, np.clip(share + np.linspace(-0.1, 0.1, 60), 0, 1))
-            evals = [EvalRecord(step, f"test-{i}", 4, int(n), int(n), n > 2, n > 2) for i, n in enumerate(right)]
+            rewards = [
+                {} if worth is None else {"reward": worth * n / 4, "greedy_reward": worth * (n > 2)} for n in right
+            ]
+            evals = [
+                EvalRecord(step, f"test-{i}", 4, int(n), int(n), n > 2, n > 2, **(rewards[i] if rewards else {}))
+                for i, n in enumerate(right)
+            ]
             record.log_evals(evals)
         record.log_completions(
             [Completion(steps, prompt_id, i, "What is 2 + 2?", text, float(i), i - 0.5, bool(i), bool(i), 9, False)

@@ -72,8 +72,8 @@ def test_the_strongest_null_stands_beside_the_others_wherever_people_read_them(w
     sweep = sweep_with(write, tmp_path, "scores", [0, 0, 2, 3])
     frame, k_frame = table1(sweep), by_k(sweep)
     header, (row,) = headline(frame)
-    shown = dict(zip(header[7:10], row[7:10], strict=True))
-    assert list(shown) == ["null", "null, equal texts once", "null, norms and texts"]
+    shown = dict(zip(header[3:6], row[3:6], strict=True))
+    assert list(shown) == ["orthogonal null", "null, equal texts once", "null, norms and texts"]
     expected = (frame.at[0, name] for name in ("null_effective_rank", "null_distinct", "null_both"))
     assert list(shown.values()) == [f"{value:.2f}" for value in expected]
     header, rows = page._by_k(k_frame)
