@@ -5,11 +5,11 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from pathlib import PurePosixPath
 from typing import Any
 
-from grpo_sweeps.config.schema import flatten, shown
+from grpo_sweeps.config.schema import CHOICES, ObjectiveConfig, flatten, shown
 from grpo_sweeps.text import did_you_mean, natural
 from grpo_sweeps.types import ConfigError
 
@@ -22,6 +22,7 @@ GROUPS = {
 PLACES = ("sweep", "runs_dir", "tracking")  # keys that say where a run is, and nothing of what it does
 ABSENT = "(not set)"  # the value of a key that a configuration lacks, where several are compared
 MOST_LISTED = 12  # values or keys that a refusal names
+OWN = "custom"  # the choice of a function by its dotted path
 ESTIMATORS = "grpo_sweeps.estimators."
 
 
@@ -144,6 +145,29 @@ def settings(config: Mapping[str, Any]) -> dict[str, str]:
     """The choices of a resolved configuration in words: model, task, reward, estimator, lr; those that it has."""
     flat = flatten(config)
     return {word: last_part(key, shown(flat[key])) for word, key in GROUPS.items() if flat.get(key) is not None}
+
+
+def objective_of(config: Mapping[str, Any]) -> ObjectiveConfig:
+    """The objective's settings of a run; those of one plain update where the configuration does not say."""
+    found = config.get("objective")
+    known = found if isinstance(found, Mapping) else {}
+    return ObjectiveConfig(
+        **{field.name: known[field.name] for field in fields(ObjectiveConfig) if field.name in known}
+    )
+
+
+def choice_names(config: Mapping[str, Any], chosen: Mapping[str, str]) -> dict[str, str]:
+    """The name of each choice of a run: model, task, reward, estimator, objective, trainer, rollout, analysis.
+
+    config: its resolved configuration. chosen: the files that were chosen, by group, as its record keeps them. Where it
+    does not (older records), and for a function of one's own (`reward=custom`), the configuration says it; it says
+    nothing of trainer, rollout and analysis.
+    """
+    said = {word: value for word, value in settings(config).items() if word in CHOICES}
+    if "ratio" in (config.get("objective") or ()):
+        said["objective"] = objective_of(config).choice
+    said |= {group: name for group, name in chosen.items() if name != OWN or group not in said}
+    return {group: said[group] for group in CHOICES if group in said}
 
 
 def common(configs: Iterable[Mapping[str, Any]]) -> str:

@@ -287,6 +287,16 @@ class RunConfig:
         return cls.from_mapping(named)
 
 
+CHOICES = ("model", "task", "reward", "estimator", "objective", "trainer", "rollout", "analysis")
+"""The groups of conf/ whose choices make a run what it is."""
+
+
+def choices_of(chosen: Mapping[str, Any]) -> dict[str, str]:
+    """{group: the name of its chosen file} for the groups of `CHOICES`, of what Hydra says it has chosen
+    (`hydra.runtime.choices`), by the command or by another choice."""
+    return {group: str(chosen[group]) for group in CHOICES if chosen.get(group)}
+
+
 @dataclass(frozen=True)
 class LaunchConfig:
     """What a command asks for beside its runs: the keys of the top level that belong to no run."""

@@ -21,7 +21,7 @@ from typing import Any
 
 from grpo_sweeps import paths
 from grpo_sweeps.cli import count, say
-from grpo_sweeps.config import LaunchConfig, RunConfig, flatten, shown, to_mapping
+from grpo_sweeps.config import LaunchConfig, RunConfig, choices_of, flatten, shown, to_mapping
 from grpo_sweeps.config.checks import check, check_device, check_functions, check_launch, check_tasks, is_fetched
 from grpo_sweeps.config.choices import common
 from grpo_sweeps.loop.progress import Ahead, ahead
@@ -61,6 +61,7 @@ def plan(
     here: bool = False,
     on_nodes: bool = False,
     gpu_mem_gb: float | None = None,
+    choices: Sequence[Mapping[str, str]] = (),
 ) -> Plan:
     """Plan what to do about the runs of a command (one configuration each, with its overrides). Writes nothing.
 
@@ -68,6 +69,7 @@ def plan(
         here: the runs will be in this process, so their device must be one of this machine's.
         on_nodes: the runs will be jobs of a scheduler, which go on without this process.
         gpu_mem_gb: the memory of one GPU, where the user gives it.
+        choices: of each run the chosen file of each group of conf/, which its record keeps; empty where not known.
 
     Raises:
         ConfigError: for the first run that cannot be run, and for runs that differ only in what cannot change a result.
@@ -83,11 +85,12 @@ def plan(
         check_functions(config)
     if configs[0].tracking.kind not in BUILT_IN:
         load(configs[0].tracking)  # raises for a bad tracker; a missing MLflow is reported when it copies
-    runs = []
+    runs, chosen = [], dict(zip(identities, choices, strict=True)) if choices else {}
     for run_id, (config, name) in kept.items():
         run_dir = paths.run_dir(config.runs_dir, config.sweep, run_id)
         refuse_published(run_dir.parent, "no run goes on from them")
-        runs.append(PlannedRun(config, run_id, name, run_dir, Decision("start", "new")))
+        own = chosen.get(run_id, {})
+        runs.append(PlannedRun(config, run_id, name, run_dir, Decision("start", "new"), choices=own))
     runs, origins = _with_origins(runs)
     made = Plan(tuple(runs), identities, asked.dry_run, command, tuple(notes), asked.redo, asked.wait).decided()
     due = [run.config for run in made.due]
@@ -165,7 +168,9 @@ def single(composed: Any, carry_out: Callable[..., list[RunResult]] = launch) ->
             f"hydra/launcher={launcher}: needs -m (without it the run would start on this machine); add -m, or drop it"
         )
     configs, asked = [RunConfig.from_composed(composed)], LaunchConfig.from_composed(composed)
-    return carry_out(plan(configs, asked, [list(hydra.overrides.task)], command_of(hydra), here=True), run_here)
+    chosen = [choices_of(hydra.runtime.choices)]
+    made = plan(configs, asked, [list(hydra.overrides.task)], command_of(hydra), here=True, choices=chosen)
+    return carry_out(made, run_here)
 
 
 def run_here(plan: Plan, opening: Opening) -> list[RunResult]:

@@ -102,7 +102,7 @@ class Opening:
             if run.decision.action == "continue":
                 status = status_or_none(run.run_dir)
                 made_by = made_by.going_on(provenance.read_made_by(run.run_dir), status.step if status else 0)
-            provenance.write(run.run_dir, replace(self._source, made_by=made_by))
+            provenance.write(run.run_dir, replace(self._source, made_by=made_by, choices=dict(run.choices)))
             write_status(run.run_dir, _queued(run, self.plan.command))
 
     def put_back(self, runs: Iterable[PlannedRun]) -> None:

@@ -12,7 +12,7 @@ import functools
 import json
 import statistics
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -39,6 +39,7 @@ class PlannedRun:
     run_dir: Path
     decision: Decision
     made_by: MadeBy = UNKNOWN  # what would make it now
+    choices: Mapping[str, str] = field(default_factory=dict)  # the chosen file of each group of conf/
 
     @property
     def frozen(self) -> dict[str, Any]:

@@ -39,9 +39,11 @@ from typing import Any
 
 import pyarrow.parquet as pq
 
+from grpo_sweeps.config.choices import choice_names
 from grpo_sweeps.files import REPORT_MANIFEST, write_text
 from grpo_sweeps.redaction import redact, redact_mapping
 from grpo_sweeps.text import plain, show
+from grpo_sweeps.tracking import provenance
 from grpo_sweeps.tracking.lines import (
     METRICS,
     RECOMPUTED,
@@ -508,8 +510,12 @@ def flatten(config: Any, prefix: str = "") -> dict[str, str]:
 
 
 def _copy_params(store: Store, state: CopyState, run_id: str, run_dir: Path) -> None:
-    """Copy the flattened configuration. A value that changed (a continued run) becomes a tag `changed.<key>`."""
-    params = {clean_key(k): v[:PARAM_LIMIT] for k, v in flatten(redact_mapping(read_config(run_dir))).items()}
+    """Copy the flattened configuration and the names of its choices. A value that changed (a continued run) becomes a
+    tag `changed.<key>`."""
+    config = read_config(run_dir)
+    source = provenance.read(run_dir, with_diff=False) or provenance.Source()
+    names = flatten(choice_names(config, source.choices))
+    params = {clean_key(k): v[:PARAM_LIMIT] for k, v in (flatten(redact_mapping(config)) | names).items()}
     noted = state.store
     if params == noted.params:
         return

@@ -37,7 +37,7 @@ KEY_LIMIT = 250
 PAGE = 1000  # runs of one answer
 REPLACED_BY = "grpo_sweeps.replaced_by"  # the tag of a run that another one stands for
 LARGEST = 1.7976931348623157e308  # MLflow's infinity
-KIND = "mlflow.experimentKind"  # the tag by which MLflow's interface opens an experiment: on runs, or on traces
+KIND = "mlflow.experimentKind"  # the tag of what an experiment holds: training runs, or traces
 TRAINING = "custom_model_development"
 
 DATABASES = ("sqlite", "postgresql", "mysql", "mssql")

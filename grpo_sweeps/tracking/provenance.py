@@ -5,7 +5,8 @@ The source that a run is submitted from (`Source`) is written at submission and 
 wait for days, and it imports what the folder holds when it starts. `made_by` holds the digests that decide whether
 something else would make the run now (see `made_by.py`); commit, diff and versions are for people.
 
-    source.json    {"commit", "dirty", "diff_sha256", "versions", "packages", "command", "time", "made_by"}
+    source.json    {"commit", "dirty", "diff_sha256", "versions", "packages", "command", "time", "made_by",
+                    "choices"}
     source.diff    the uncommitted changes of tracked files, redacted, at most 1 MiB; none where there are none
 """
 
@@ -146,6 +147,7 @@ class Source:
     command: str = ""
     time: float = 0.0
     made_by: MadeBy = UNKNOWN
+    choices: dict[str, str] = field(default_factory=dict)  # group of conf/ -> the name of its chosen file
 
 
 def snapshot(command: str = "", made_by: MadeBy = UNKNOWN) -> Source:

@@ -21,7 +21,7 @@ def _launch(
     here: the runs are in this process.
     on_nodes: the runs are on other machines, so with a tracker that is shared each copies its own record.
     """
-    from grpo_sweeps.config import LaunchConfig, RunConfig
+    from grpo_sweeps.config import LaunchConfig, RunConfig, choices_of
     from grpo_sweeps.sweep.command import command_of
     from grpo_sweeps.sweep.launch import RunFailed, is_bad, launch, plan
     from grpo_sweeps.tracking.tracker import shared
@@ -30,10 +30,14 @@ def _launch(
     setup_globals()
     composer = Composer(launcher.hydra_context.config_loader, launcher.config)
     asked = LaunchConfig.from_composed(composer.compose(job_overrides[0]))
-    configs = [RunConfig.from_composed(composer.compose(overrides)) for overrides in job_overrides]
+    configs, choices = [], []
+    for overrides in job_overrides:  # the next composition may change this one
+        composed = composer.compose(overrides)
+        configs.append(RunConfig.from_composed(composed))
+        choices.append(choices_of(composed.hydra.runtime.choices))
     params = getattr(launcher, "params", {})
     command = command_of(launcher.config.hydra)
-    planned = plan(configs, asked, job_overrides, command, here, on_nodes, params.get("gpu_mem_gb"))
+    planned = plan(configs, asked, job_overrides, command, here, on_nodes, params.get("gpu_mem_gb"), choices)
     jobs_copy = on_nodes and shared(planned.runs[0].config.tracking)
     carry_out = _another_end(launcher) or launch
     results = {result.identity: result for result in carry_out(planned, start, jobs_copy, params)}

@@ -18,7 +18,7 @@ import pytest
 from mlflow.entities import ViewType
 
 from grpo_sweeps import sync
-from grpo_sweeps.tracking import mlflow_store
+from grpo_sweeps.tracking import mlflow_store, provenance
 from grpo_sweeps.tracking.local import METRICS, LocalRecord, read_groups
 from grpo_sweeps.tracking.mlflow_store import Store
 from grpo_sweeps.tracking.mlflow_tracker import Mirror
@@ -152,6 +152,22 @@ def test_one_parent_a_child_a_run_and_all_that_belongs_to_it(place: Path) -> Non
     for where in (place / "mlflow.db", *(p for p in place.rglob("*") if p.is_file() and "mlartifacts" in p.parts)):
         assert b"s3cret" not in where.read_bytes()
     assert not [p for p in place.rglob("mlflow.json") if "s3cret" in p.read_text()]
+
+
+def test_the_names_of_choices_are_parameters(place: Path) -> None:
+    run = make_run(place / "runs" / "study", "0")
+    (run / "config.yaml").write_text(
+        CONFIG + "estimator: {_target_: grpo_sweeps.estimators.group.rloo}\nreward: {_target_: mine.brief}\n"
+    )
+    copy(place)
+    older = child(uri(place), "0")["params"]
+    assert (older["estimator"], older["reward"]) == ("rloo", "mine.brief") and "trainer" not in older
+    chosen = {"reward": "custom", "estimator": "rloo", "trainer": "pretrained"}
+    provenance.write(run, provenance.Source(choices=chosen))
+    copy(place)
+    found = child(uri(place), "0")
+    assert found["params"] == older | {"trainer": "pretrained"}, "custom says nothing of a function"
+    assert not [tag for tag in found["tags"] if tag.startswith("changed.")]
 
 
 def test_a_second_copy_changes_nothing(place: Path) -> None:

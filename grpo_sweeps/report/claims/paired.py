@@ -18,6 +18,7 @@ from typing import Any
 
 import pandas as pd
 
+from grpo_sweeps.config.choices import objective_of
 from grpo_sweeps.maths.intervals import Interval, mean_interval
 from grpo_sweeps.paper import STATEMENTS
 from grpo_sweeps.publish.formats import with_interval_of
@@ -25,7 +26,7 @@ from grpo_sweeps.report.claims import rules
 from grpo_sweeps.report.claims.finding import ESTIMATORS, UNKNOWN, Claim, Finding, nothing
 from grpo_sweeps.report.claims.rules import CONTRADICTED, HOLDS, UNDECIDED, all_of
 from grpo_sweeps.report.measure.spectral import range_of_difference
-from grpo_sweeps.report.read.arms import flatten, makes_no_arm, objective_of
+from grpo_sweeps.report.read.arms import flatten, makes_no_arm
 from grpo_sweeps.report.read.query import Sweep
 from grpo_sweeps.text import natural
 

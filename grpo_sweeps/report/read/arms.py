@@ -10,12 +10,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from itertools import product
 from typing import Any
 
-from grpo_sweeps.config import ObjectiveConfig, changes_no_result
-from grpo_sweeps.config.choices import ABSENT, function_name
+from grpo_sweeps.config import changes_no_result
+from grpo_sweeps.config.choices import ABSENT, function_name, objective_of
 
 ALL = "all"
 """The arm's label in a sweep that varies R and seed alone."""
@@ -86,15 +86,6 @@ def _with_budget(flat: list[dict[str, str]]) -> list[dict[str, str]]:
     bases = {f.get("budget_R") for f in flat if f["budget"] == "rollouts"}
     keep = "rollouts" if len(bases) > 1 else None
     return [{k: v for k, v in f.items() if k != "budget_R" or f["budget"] == keep} for f in flat]
-
-
-def objective_of(config: Mapping[str, Any]) -> ObjectiveConfig:
-    """The objective's settings of a run; those of one plain update where the configuration does not say."""
-    found = config.get("objective")
-    known = found if isinstance(found, Mapping) else {}
-    return ObjectiveConfig(
-        **{field.name: known[field.name] for field in fields(ObjectiveConfig) if field.name in known}
-    )
 
 
 def _objective(config: Mapping[str, Any]) -> dict[str, str]:

@@ -33,6 +33,17 @@ def test_one_run_leaves_its_whole_folder(run: Run, statuses: Statuses, workplace
     assert left <= {"runs", "site", "plain_functions.py", "__pycache__"}, "Hydra wrote something of its own"
 
 
+def test_each_run_keeps_the_names_of_its_choices(run: Run, workplace: Path) -> None:
+    assert run("R=4") == 0
+    assert run("-m", "R=4", "trainer=pretrained,fixed_policy", "sweep=two") == 0
+    found = {}
+    for path in workplace.glob("runs/*/*/source.json"):
+        config = yaml.safe_load((path.parent / "config.yaml").read_text())
+        found[config["sweep"], config["trainer"]["lr"]] = json.loads(path.read_text())["choices"]
+    assert len(found) == 3 and found["two", 0.0]["trainer"] == "fixed_policy"
+    assert found["two", 1e-6]["trainer"] == "pretrained" and all(one["model"] == "tiny" for one in found.values())
+
+
 def test_finished_is_skipped_and_taken_further(run: Run, statuses: Statuses, capfd: pytest.CaptureFixture[str]) -> None:
     assert run("R=4") == 0
     capfd.readouterr()
