@@ -115,6 +115,7 @@ RUN_COLUMNS = [
 TAGS = ["run", "arm", "R", "seed"]
 OF_GROUPS = ["model", "estimator", "lr"]  # further columns of `groups`, as in `runs`
 NOTEBOOK = ["name", "arm", "R", "seed", "state", "step", "total", "model", "task", "lr", "started"]  # of a table there
+IN_HEADING = ("arm", "model", "task", "lr")  # of these, where one value is all runs'
 MOST_ARMS, MOST_ROWS = 6, 20  # that are listed of an object
 _LOADER = getattr(yaml, "CSafeLoader", yaml.SafeLoader)  # the same loader in C where there is one, ten times as fast
 
@@ -178,19 +179,29 @@ class Sweep:
         Rs = ", ".join(str(R) for R in sorted(self.runs["R"].unique()))
         arms = sorted({str(arm) for arm in self.runs["arm"]}, key=natural)
         lines = [
-            f"Sweep {self.name}: {len(self.runs)} runs ({states}); R = {Rs}; {self.runs['seed'].nunique()} seeds",
+            f"Sweep {self.name}: {_count(len(self.runs), 'run')} ({states}); R = {Rs}; "
+            f"{_count(self.runs['seed'].nunique(), 'seed')}",
             f"  {common(self.configs.values())}",
-            f"  {len(arms)} arms: {'; '.join(arms[:MOST_ARMS])}{' ...' if len(arms) > MOST_ARMS else ''}",
+            f"  {len(arms)} arms: {'; '.join(arms[:MOST_ARMS])}{' ...' if len(arms) > MOST_ARMS else ''}"
+            if len(arms) > 1
+            else "",
             "  " + ", ".join(f"{name} {len(getattr(self, name)):,}" for name in _COLUMNS) + " rows",
         ]
         return "\n".join(line for line in lines if line.strip())
 
     def _repr_html_(self) -> str:
-        """The same for a notebook, with a table of the runs."""
+        """The same for a notebook, with a table of the runs: what these have in common is said above it."""
         first, *rest = repr(self).splitlines()
-        shown = [name for name in NOTEBOOK if name in self.runs]
-        table = self.runs[shown].to_html(index=False, max_rows=MOST_ROWS, border=0, na_rep="")
-        return f"<p><strong>{escape(first)}</strong></p><p>{'<br>'.join(map(escape, rest))}</p>{table}"
+        same = {name for name in IN_HEADING if self.runs[name].nunique(dropna=False) < 2}
+        shown = self.runs[[name for name in NOTEBOOK if name in self.runs and name not in same]]
+        formats: dict[Any, Any] = {"started": lambda time: "" if pd.isna(time) else f"{time:%Y-%m-%d %H:%M}"}
+        table = shown.to_html(
+            index=False, max_rows=MOST_ROWS, border=0, na_rep="", formatters=formats, float_format=lambda x: f"{x:g}"
+        )
+        return (
+            f"<p><strong>{escape(first)}</strong></p><p>{'<br>'.join(map(escape, rest))}</p>"
+            f'<div style="overflow-x: auto">{table}</div>'
+        )
 
     def record(self, group: int) -> GroupRecord:
         """The whole record of a row of `groups`, by its index label."""
@@ -417,6 +428,10 @@ def _runs_frame(
     order = {arm: at for at, arm in enumerate(sorted(set(arms.labels), key=natural))}
     rows.sort(key=lambda row: (order[row["arm"]], row["R"], row["seed"], row["run"]))
     return pd.DataFrame(rows, columns=RUN_COLUMNS)
+
+
+def _count(number: int, noun: str) -> str:
+    return f"{number} {noun}{'' if number == 1 else 's'}"
 
 
 def _time(seconds: float | None) -> Any:

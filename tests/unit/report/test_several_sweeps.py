@@ -158,13 +158,22 @@ def test_columns_for_model_estimator_and_rate_and_times(rates: Sweep) -> None:
 def test_a_sweep_is_shown_in_a_few_lines(rates: Sweep) -> None:
     text = repr(rates)
     assert text == str(rates) and len(text.splitlines()) == 4 and len(text) < 600
-    for part in ("Sweep rates: 4 runs (4 finished); R = 2; 1 seeds", "model=tiny", "lr=1e-05; lr=2e-05", "groups 32"):
+    for part in ("Sweep rates: 4 runs (4 finished); R = 2; 1 seed\n", "model=tiny", "lr=1e-05; lr=2e-05", "groups 32"):
         assert part in text
     assert "lr=" not in text.splitlines()[1], "what varies is not in the heading"
     page = rates._repr_html_()
     assert page.count("<tr") == 5 and "lr=1e-05" in page
+    assert "2023-11-14 22:13<" in page and "<td>1e-05</td>" in page and "<th>lr</th>" in page
+    assert "<th>model</th>" not in page and "overflow-x" in page, "the heading says what all runs share"
     rates.runs.loc[0, "name"] = "<script>"
     assert "<script>" not in rates._repr_html_()
+
+
+def test_one_run_is_no_plural(write, tmp_path: Path) -> None:
+    write(tmp_path, "one", 2, 0, steps=2)
+    sweep = load_sweep("one", tmp_path)
+    assert repr(sweep).splitlines()[0] == "Sweep one: 1 run (1 finished); R = 2; 1 seed" and "arm" not in repr(sweep)
+    assert "<th>arm</th>" not in sweep._repr_html_()
 
 
 def test_pictures_are_of_the_runs_that_were_chosen(runs: Path, undrawn, monkeypatch: pytest.MonkeyPatch) -> None:
