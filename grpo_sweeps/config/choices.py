@@ -63,13 +63,13 @@ def conditions(text: str) -> tuple[Condition, ...]:
 def chosen(configs: Mapping[str, Mapping[str, Any]], text: str) -> list[str]:
     """The runs (identity -> resolved configuration) that fit every condition of `where=text`, in their order.
 
-    A key is a dotted key, its last part where that is one key's alone, or one of `GROUPS`. A value is compared as a
-    number where both are one; of a dotted path its last part is enough.
+    A key is a dotted key, its last part where that is one key's alone, one of `GROUPS`, or objective. A value is
+    compared as a number where both are one; of a dotted path its last part is enough.
 
     Raises:
         ConfigError: for a key that no run has, and where no run fits; the sentence names what there is.
     """
-    flat = {run: flatten(config) for run, config in configs.items()}
+    flat = {run: flatten(config) | _named_objective(config) for run, config in configs.items()}
     left = list(configs)
     for one in conditions(text):
         key = _key(one.key, flat.values(), text)
@@ -156,6 +156,16 @@ def objective_of(config: Mapping[str, Any]) -> ObjectiveConfig:
     )
 
 
+def objective_name(config: Mapping[str, Any]) -> str:
+    """The choice of conf/objective that a run's settings are of the kind of; "" where it does not say."""
+    return objective_of(config).choice if "ratio" in (config.get("objective") or ()) else ""
+
+
+def _named_objective(config: Mapping[str, Any]) -> dict[str, str]:
+    name = objective_name(config)
+    return {"objective": name} if name else {}
+
+
 def choice_names(config: Mapping[str, Any], chosen: Mapping[str, str]) -> dict[str, str]:
     """The name of each choice of a run: model, task, reward, estimator, objective, trainer, rollout, analysis.
 
@@ -164,8 +174,7 @@ def choice_names(config: Mapping[str, Any], chosen: Mapping[str, str]) -> dict[s
     nothing of trainer, rollout and analysis.
     """
     said = {word: value for word, value in settings(config).items() if word in CHOICES}
-    if "ratio" in (config.get("objective") or ()):
-        said["objective"] = objective_of(config).choice
+    said |= _named_objective(config)
     said |= {group: name for group, name in chosen.items() if name != OWN or group not in said}
     return {group: said[group] for group in CHOICES if group in said}
 

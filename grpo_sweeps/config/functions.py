@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import importlib
 import inspect
+import sys
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -13,6 +14,7 @@ import numpy as np
 from grpo_sweeps.config.schema import FunctionConfig
 from grpo_sweeps.estimators.foreign import LENGTHS, on_arrays, takes_lengths
 from grpo_sweeps.paths import working_directory_kept
+from grpo_sweeps.text import did_you_mean
 from grpo_sweeps.types import Array, ConfigError, EstimatorFunction, Problem, Verdict
 
 SAMPLERS = {
@@ -170,7 +172,10 @@ def imported(target: str, said: str, allowed: str = "a dotted path module.functi
         with working_directory_kept():
             function = getattr(importlib.import_module(module_name), name)
     except (ImportError, AttributeError) as error:
-        raise ConfigError(f"{said}: cannot be imported ({error}); {allowed}") from error
+        there = vars(sys.modules[module_name]).items() if module_name in sys.modules else ()
+        functions = [other for other, value in there if callable(value) and not other.startswith("_")]
+        sentence = f"{said}: cannot be imported ({error}); {allowed}"
+        raise ConfigError(did_you_mean(sentence, name, functions)) from error
     if not callable(function):
         raise ConfigError(f"{said}: is a {type(function).__name__}; a function is needed")
     return function  # type: ignore[no-any-return]

@@ -6,7 +6,9 @@ import pytest
 
 from grpo_sweeps.config import RunConfig, choices_of, to_mapping
 from grpo_sweeps.config.choices import choice_names
+from grpo_sweeps.config.functions import imported
 from grpo_sweeps.config.schema import CHOICES
+from grpo_sweeps.types import ConfigError
 from tests.composing import composed
 
 
@@ -33,6 +35,13 @@ def test_what_a_choice_chooses_is_named() -> None:
 def test_a_function_of_ones_own_has_its_name() -> None:
     found = names("reward=custom", "reward._target_=my.module.brief")
     assert found["reward"] == "module.brief"
+
+
+def test_a_function_that_is_not_there_is_answered_with_the_one_that_was_meant() -> None:
+    with pytest.raises(ConfigError, match=r"a dotted path module.function is needed; did you mean strict\?$"):
+        imported("grpo_sweeps.rewards.exact_match.strct", "reward._target_=x")
+    with pytest.raises(ConfigError, match=r"No module named 'nowhere'\); a dotted path module.function is needed$"):
+        imported("nowhere.strict", "reward._target_=x")
 
 
 @pytest.mark.parametrize("objective", ["reinforce", "ppo", "gspo"])

@@ -15,7 +15,7 @@ from itertools import product
 from typing import Any
 
 from grpo_sweeps.config import changes_no_result
-from grpo_sweeps.config.choices import ABSENT, function_name, objective_of
+from grpo_sweeps.config.choices import ABSENT, function_name, objective_name
 
 ALL = "all"
 """The arm's label in a sweep that varies R and seed alone."""
@@ -90,8 +90,8 @@ def _with_budget(flat: list[dict[str, str]]) -> list[dict[str, str]]:
 
 def _objective(config: Mapping[str, Any]) -> dict[str, str]:
     """{"objective": its choice}, which tells arms apart before single settings do; empty where a run does not say."""
-    says = "ratio" in (config.get("objective") or ())
-    return {"objective": objective_of(config).choice} if says else {}
+    name = objective_name(config)
+    return {"objective": name} if name else {}
 
 
 def _absent(settings: Sequence[Sequence[str]], labels: set[str]) -> tuple[str, ...]:

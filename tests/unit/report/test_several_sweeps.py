@@ -115,6 +115,19 @@ def test_the_report_says_which_sweep_a_condition_emptied(
     )
 
 
+def test_the_words_of_an_arm_choose_its_runs(write, tmp_path: Path) -> None:
+    for ratio in ("none", "token"):
+        for lr in (1e-3, 1e-5):
+            config = {"objective.ratio": ratio, "objective.inner_updates": 2, "trainer.lr": lr}
+            write(tmp_path, "s", 2, 0, steps=1, config=config)
+    for arm in load_sweep("s", tmp_path).arm_names:
+        assert "objective=" in arm and "lr=" in arm
+        found = load_sweep("s", tmp_path, where=arm)
+        assert len(found.runs) == 1, arm
+    with pytest.raises(ReportError, match=r"no run has objective=ppo; there are objective=ppo_clip,reinforce"):
+        load_sweep("s", tmp_path, where="objective=ppo")
+
+
 @pytest.mark.parametrize(
     ("where", "sentence"),
     [
