@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
+from grpo_sweeps.config.choices import function_name
 from grpo_sweeps.maths.intervals import SHARE, Clusters, Interval, mean_interval, mean_over, paired_difference
 from grpo_sweeps.paper import TABLE1
 from grpo_sweeps.publish.formats import number, with_interval
@@ -26,6 +27,7 @@ from grpo_sweeps.report.measure.spectral import (
     range_of_difference,
 )
 from grpo_sweeps.report.read.query import Sweep
+from grpo_sweeps.rewards.verdicts import is_own
 from grpo_sweeps.spectra import null_effective_rank
 
 FLEXIBLE_REWARD = "grpo_sweeps.rewards.exact_match.flexible"
@@ -198,7 +200,8 @@ def evaluation_in_words(sweep: Sweep) -> str:
         parsing = "flexible parsing" if flexible.all() else "strict parsing, the number after the first ####"
         parsing += " (flexible where that is the reward)" if flexible.any() and not flexible.all() else ""
         how = {"numbers": f"by {parsing}", **VERDICTS}
-        kinds = sorted({str(kind) for kind in judged["verdict"]}, key=list(how).index)
+        kinds = sorted({str(kind) for kind in judged["verdict"]}, key=lambda kind: ([*how, kind].index(kind), kind))
+        how |= {kind: f"where {function_name('_target_', kind)} says so" for kind in kinds if is_own(kind)}
         said = [how[kind] + (f" (task.verdict={kind})" if len(kinds) > 1 else "") for kind in kinds]
         found.append(f"Accuracy: held-out problems, {SAMPLED}, right {' or '.join(said)}.")
     if unjudged:

@@ -125,6 +125,7 @@ def test_figure_3_has_the_reward_beside_that_in_training(essays: Path) -> None:
         ({"reward._target_": FLEXIBLE_REWARD}, "right by flexible parsing."),
         ({"task.verdict": "exact"}, "right where the text after the last #### or in the last box is that"),
         ({"task.verdict": "choice"}, "right where the letter after #### or in a box is that of the reference."),
+        ({"task.verdict": "mine.judges.near"}, "sampled as in training, right where judges.near says so."),
         ({"task.verdict": "math"}, "right where the expression after #### or in a box equals the reference (math-"),
     ],
 )
