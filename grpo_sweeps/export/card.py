@@ -27,8 +27,8 @@ EMBEDDED_LICENSE = "mit"  # models/tiny/README.md
 def card(
     run_dir: Path, status: RunStatus, config: RunConfig, step: int, adapter: bool, dtype: str | None, command: str
 ) -> str:
-    """The card's text: run, code, data, and the accuracy on held-out problems before training and after `step`
-    updates."""
+    """The card's text: run, code, data, and accuracy and reward on held-out problems before training and after
+    `step` updates."""
     source = provenance.read(run_dir, with_diff=False)
     rows = _facts(run_dir, status, config, step, dtype, source.made_by if source else MadeBy())
     parts = [
@@ -37,7 +37,7 @@ def card(
         f"{'A LoRA adapter' if adapter else 'A model'} trained by reinforcement learning with grpo_sweeps "
         f"{__version__}: {step} updates, {config.R} rollouts a prompt.",
         markdown(("", "this model"), rows).rstrip(),
-        "## Accuracy on held-out problems",
+        f"## {'Accuracy and reward' if config.task.judged else 'Reward'} on held-out problems",
         _accuracy(read_metrics(run_dir), step),
         "## How it was made",
         f"Trained by `{_code(redact(status.command or 'a command that is not known'))}` and written by "

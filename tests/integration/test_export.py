@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 from pathlib import Path
 from typing import Any
@@ -15,10 +16,12 @@ from grpo_sweeps.config import to_mapping
 from grpo_sweeps.config.checks import check
 from grpo_sweeps.engine.policy import load_model
 from grpo_sweeps.export.__main__ import main
+from grpo_sweeps.export.card import card
 from grpo_sweeps.models import tiny_path
 from grpo_sweeps.sweep.execute import execute
 from grpo_sweeps.sweep.identity import identity
-from grpo_sweeps.tracking.local import read_metrics
+from grpo_sweeps.sweep.named import frozen_config
+from grpo_sweeps.tracking.local import read_metrics, read_status
 from grpo_sweeps.tracking.weights import came_from, in_words
 from grpo_sweeps.types import ConfigError
 from tests.composing import run_config
@@ -163,7 +166,11 @@ def test_the_card_says_where_it_comes_from(float32_run: Path, tmp_path: Path) ->
         assert part in text, part
     metrics = read_metrics(float32_run)
     rows = [f"{metrics['eval/accuracy'].iloc[i]:.3f}" for i in (0, -1)]
-    assert f"| accuracy | {rows[0]} | {rows[1]} |" in text
+    assert f"| accuracy | {rows[0]} | {rows[1]} |" in text and "## Accuracy and reward on held-out problems" in text
+    config = frozen_config("export", float32_run)
+    without = dataclasses.replace(config, task=dataclasses.replace(config.task, verdict="none"))
+    of_it = card(float32_run, read_status(float32_run), without, STEPS, False, None, "export")
+    assert "## Reward on held-out problems" in of_it and "## Accuracy" not in of_it
 
 
 def test_a_license_is_named_only_where_it_is_known(random_model_folder: Path, tmp_path: Path) -> None:
