@@ -13,7 +13,8 @@ import numpy as np
 
 ROOT = Path(__file__).resolve().parents[1]
 WARM_UP, BLOCK, DRAWS = 5, 5, 2000
-TEXTS = ("json", "csv", "runs_dir", "where", "faults", "reports")  # words whose values are no numbers
+# Words whose values are no numbers.
+TEXTS = ("json", "csv", "runs_dir", "where", "faults", "reports", "model", "checkpointing")
 # Training and nothing else: no evaluations, no checkpoints.
 RUN = (
     "trainer.eval_every=0", "trainer.checkpoint_every=0", "trainer.checkpoint_minutes=null", "trainer.device=cpu",

@@ -154,6 +154,17 @@ def test_what_the_readme_says_of_smollm2_is_in_the_committed_table() -> None:
     assert (len(cells), outside) == (int(found[2]), {"null_measured_norms": 0, "null_closed_form": int(found[3])})
 
 
+def test_the_readme_leads_with_the_committed_table_of_qwen() -> None:
+    readme = (ROOT / "README.md").read_text(encoding="utf-8")
+    shown = readme[readme.index("<!-- qwen:begin -->") : readme.index("<!-- qwen:end -->")].splitlines()[1:]
+    report = ROOT / "reports" / "qwen_gsm8k"
+    assert shown == (report / "table1.md").read_text(encoding="utf-8").splitlines()[: len(shown)] and len(shown) == 5
+    nulls = pd.read_csv(report / "table1.csv")["null_both"]
+    assert "give {:.2f},\n{:.2f} and {:.2f}".format(*nulls) in readme
+    figure = (ROOT / "docs" / "figures" / "qwen_gsm8k_fig4.png").read_bytes()
+    assert figure == (report / "fig4.png").read_bytes()
+
+
 def test_hoeffdings_table_is_the_one_computed() -> None:
     rows = table(page_of(CLAIMS, "C12"), "| R | eps = 0.3 | 0.2 | 0.1 |")
     assert rows == {str(R): [f"{hoeffding(R, eps):.2f}" for eps in HOEFFDING_EPS] for R in HOEFFDING_R}
