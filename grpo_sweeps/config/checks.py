@@ -467,9 +467,8 @@ def _check_jsonl(path: object) -> None:
     if place.is_dir():
         _check_split_files(path)
     elif not place.is_file() or not os.access(place, os.R_OK):
-        _fail(
-            "task.path", path, "a folder with train.jsonl and test.jsonl, or one file with task.held_out=N, is needed"
-        )
+        why = "cannot be read" if place.exists() else f"is not there (looked in {place.parent.resolve()})"
+        _fail("task.path", path, f"{why}; a folder with train.jsonl and test.jsonl is needed, or one file")
 
 
 def _check_gsm8k(path: object) -> None:

@@ -22,6 +22,7 @@ from transformers.utils import logging as transformers_logging
 from grpo_sweeps.config import LoraConfig, ModelConfig
 from grpo_sweeps.models import tiny_path
 from grpo_sweeps.models.shapes import SHAPES, shape_config
+from grpo_sweeps.models.templates import unread
 from grpo_sweeps.types import ConfigError
 
 log = logging.getLogger(__name__)
@@ -121,12 +122,8 @@ def load_policy(config: ModelConfig, device: torch.device) -> Policy:
         raise ConfigError(
             f"model.chat_template=true: the tokenizer of {config.path} has no chat template; set it to false"
         )
-    for name in config.chat_template_kwargs:
-        if name not in str(tokenizer.chat_template):
-            raise ConfigError(
-                f"model.chat_template_kwargs.{name}={config.chat_template_kwargs[name]}: the chat template of "
-                f"{config.path} reads nothing of that name; drop it"
-            )
+    for sentence in unread(config.path, config.chat_template_kwargs, str(tokenizer.chat_template)):
+        raise ConfigError(sentence)
     model = load_model(config).to(device)
     if name := not_finite(model):
         raise ConfigError(

@@ -2,7 +2,8 @@
 checkpoints, a request that no node can meet, a GPU that the run will hardly fit.
 
 Sizes are read from the headers of safetensors files, so nothing is loaded and torch is not imported. What cannot be
-known (a GGUF file, a model that is not here yet) is skipped. Estimates warn; facts refuse.
+known (a GGUF file, a model that is not here yet) is skipped. Estimates warn; facts refuse. What is allowed and seldom
+meant is noted too: a prompt with a backslash and an n in the place of a line break.
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ from typing import Any
 
 from grpo_sweeps.config import ModelConfig, RunConfig
 from grpo_sweeps.models import families
+from grpo_sweeps.models.templates import chat_template, unread
 from grpo_sweeps.types import ConfigError
 
 GB = 1e9
@@ -28,6 +30,9 @@ BYTES = {"float64": 8, "float32": 4, "bfloat16": 2, "float16": 2}
 PROMPT_TOKENS = 256  # tokens assumed beside the new ones in the estimate of a GPU's memory
 ROWS = 32  # per micro-batch, where none is set
 LAYER_BYTES = 17  # kept for the backward pass: values per token, hidden unit and layer (attention and MLP)
+TEXTS = ("prompt", "chat_prompt", "system", "assistant_prefix", "stop")  # of a task, as a command line gives them
+# Not before a small letter: TeX has nu and neq.
+NO_LINE_BREAK = re.compile(r"\\n(?![a-z])")
 EMBEDDED = Path(__file__).resolve().parents[1] / "models" / "tiny"
 
 
@@ -51,8 +56,9 @@ def look(configs: Sequence[RunConfig], gpu_mem_gb: float | None = None) -> Found
                 folders[config.model] = None
                 problems.append(str(error))
     for config in configs:
-        if (problem := _unknown_to_the_gram(config, folders[config.model])) and problem not in problems:
-            problems.append(problem)
+        found = [_unknown_to_the_gram(config, folders[config.model]), *_unread(config.model, folders[config.model])]
+        problems += [problem for problem in found if problem and problem not in problems]
+    notes += dict.fromkeys(note for config in configs for note in _no_line_breaks(config))
     space = _space(configs, folders)
     problems += space.problems
     notes += space.notes
@@ -66,6 +72,20 @@ def look(configs: Sequence[RunConfig], gpu_mem_gb: float | None = None) -> Found
                 f"model.gradient_checkpointing=true take less"
             )
     return Found(tuple(problems), tuple(notes))
+
+
+def _no_line_breaks(config: RunConfig) -> list[str]:
+    """A note for each text of the task that spells a line break instead of having one."""
+    found = []
+    for key in TEXTS:
+        value = getattr(config.task, key)
+        texts = value if isinstance(value, (list, tuple)) else [value]
+        if any(isinstance(text, str) and NO_LINE_BREAK.search(text) for text in texts):
+            found.append(
+                f"task.{key} holds a backslash and an n, which is no line break: a shell gives one as "
+                f'$\'task.{key}="first line\\nsecond line"\', a YAML file as "first line\\nsecond line"'
+            )
+    return found
 
 
 def model_folder(model: ModelConfig) -> Path | None:
@@ -140,6 +160,12 @@ def _unknown_to_the_gram(config: RunConfig, folder: Path | None) -> str:
         adapters = "" if reason == families.NO_ATTENTION else adapters
         return f"{key} cannot be measured: {reason}; {adapters}analysis.every=0 nothing; docs/models.md lists more"
     return ""
+
+
+def _unread(model: ModelConfig, folder: Path | None) -> list[str]:
+    """Arguments of the chat template that it does not read, where the model's files have one."""
+    template = chat_template(folder) if folder is not None and model.chat_template_kwargs else ""
+    return list(unread(model.path, model.chat_template_kwargs, template)) if template else []
 
 
 def parameters(folder: Path | None) -> int | None:

@@ -249,8 +249,20 @@ def _reward_failed(c: Course) -> str:
     )
 
 
+def _verdict_stopped(c: Course) -> str:
+    """Symptom of a verdict that does not come, which counts as not right."""
+    stopped = int(c.last.get("verdict/stopped", 0))
+    if stopped <= FAILED * c.rollouts:
+        return ""
+    return (
+        f"{stopped} verdicts so far, of {c.rollouts} rollouts and the evaluations, took longer than their limit or "
+        "ended their process (verdict/stopped), and count as not right: look at "
+        f"task.verdict={_short(c.value('task.verdict'))}, or give it more time with reward_timeout"
+    )
+
+
 def _reward_zero(c: Course) -> str:
-    if not c.only_zeros or c.mean("reward/failed") == 1:
+    if not c.only_zeros or c.mean("reward/failed") == 1 or c.last.get("verdict/stopped", 0) >= c.rollouts:
         return ""
     reward, unseen = _short(c.value("reward._target_")), 1 - 0.05 ** (1 / c.groups)
     sentence = (
@@ -334,6 +346,6 @@ def _not_mixed(c: Course) -> str:
 Rule = Callable[[Course], str]
 AT_ONCE: dict[str, Rule] = {DIVERGENCE: _diverged, "one rollout": _one_rollout}
 SHARES: dict[str, Rule] = {
-    "no end": _no_end, "cut": _cut_off, "reward failed": _reward_failed,
+    "no end": _no_end, "cut": _cut_off, "reward failed": _reward_failed, "verdict stopped": _verdict_stopped,
     "reward 0": _reward_zero, "one text": _same_text, "none mixed": _not_mixed,
 }  # fmt: skip

@@ -184,7 +184,10 @@ CASES: dict[str, tuple[str, ...]] = {
     "reward=correct task.verdict=none": ("reward.verdict=none: task.verdict=none has nothing to compare with",),
     "reward=correct reward.verdict=half": ("reward.verdict=half: choose one of numbers, exact, choice, math",),
     "task=jsonl": ("task.path",),
-    "task=jsonl task.path=nowhere": ("task.path=nowhere: a folder with train.jsonl and test.jsonl, or one file with",),
+    "task=jsonl task.path=nowhere": (
+        "task.path=nowhere: is not there",
+        "a folder with train.jsonl and test.jsonl is needed, or one file",
+    ),
     f"task=jsonl task.path={DATA} dry_run=true": ("trainer.prompts=16: the task has 3 training problems",),
     f"task=jsonl task.path={DATA} reward=exact_match dry_run=true": (
         "reward._target_=grpo_sweeps.rewards.exact_match.strict: the answer 'The baker",

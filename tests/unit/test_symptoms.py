@@ -75,6 +75,13 @@ def test_rewards_that_lack_something_are_named_and_not_blamed_on_the_model() -> 
     assert "reward failed" not in found({"reward/failed": 0.01})
 
 
+def test_verdicts_that_do_not_come_are_named_and_not_blamed_on_the_model() -> None:
+    by_kind = found(ZERO | {"verdict/stopped": 128.0}, task__verdict="my_verdicts.hangs")
+    assert by_kind["verdict stopped"].startswith("128 verdicts so far, of 128 rollouts")
+    assert "task.verdict=my_verdicts.hangs" in by_kind["verdict stopped"] and "reward 0" not in by_kind
+    assert "verdict stopped" not in found({"verdict/stopped": 1.0})
+
+
 def test_where_all_completions_are_masked_nothing_is_learned() -> None:
     cut = {"completions/clipped_ratio": 1.0, "reward/strict": 0.0}
     by_kind = found(cut, rollout__max_new_tokens=2, rollout__cut="mask")

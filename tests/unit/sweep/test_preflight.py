@@ -142,3 +142,34 @@ def test_lines_of_sinfo() -> None:
     assert [(node.gpus, node.minutes) for node in parse_nodes(SINFO, "big")] == [(8, 2880), (0, 2880)]
     assert parse_nodes("x*|100|4|gpu:2,gpu:v100:3|30:00\n", None)[0].minutes == 30
     assert parse_nodes("x*|100|4|gpu:2,gpu:v100:3|30:00\n", None)[0].gpus == 5
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "noted"),
+    [
+        ("prompt", r"Question: {question}\nAnswer:", True),
+        ("stop", (r"\nQuestion:",), True),
+        ("system", r"Think.\n", True),
+        ("prompt", "Question: {question}\nAnswer:", False),
+        ("prompt", r"Is \nu in {question} or \neq?", False),
+    ],
+)
+def test_a_spelled_line_break_is_named(key: str, value: Any, noted: bool) -> None:
+    run = config()
+    run = replace(run, task=replace(run.task, **{key: value}))
+    found = [note for note in look([run, run]).notes if note.startswith(f"task.{key} holds a backslash and an n")]
+    assert len(found) == noted
+
+
+@pytest.mark.parametrize("place", ["chat_template.jinja", "tokenizer_config.json"])
+def test_an_argument_that_the_chat_template_does_not_read_is_refused(
+    place: str, random_model_folder: Path, tmp_path: Path
+) -> None:
+    folder = tmp_path / "model"
+    shutil.copytree(random_model_folder, folder)
+    template = "{% if enable_thinking %}{% endif %}{{ messages[0].content }}"
+    text = json.dumps({"chat_template": template}) if place.endswith(".json") else template
+    (folder / place).write_text(text)
+    asked = {"chat_template": True, "chat_template_kwargs": {"enable_thinking": False, "verbose": 1}}
+    (problem,) = look([config(str(folder), **asked)] * 2).problems
+    assert problem.startswith("model.chat_template_kwargs.verbose=1: the chat template of ")
