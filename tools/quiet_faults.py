@@ -496,9 +496,8 @@ def _stored(place: Place, uri: str = "sqlite:///mlflow.db") -> Seen:
 def stored(words: list[str]) -> int:
     """Print what MLflow has too little, twice and wrong, as a JSON list of three numbers."""
     import mlflow
-    import yaml
 
-    from grpo_sweeps.tracking.mlflow_copy import flatten
+    from grpo_sweeps.tracking.mlflow_copy import parameters_of
 
     client = mlflow.MlflowClient(words[0])
     experiment = client.get_experiment_by_name("grpo_sweeps")
@@ -518,8 +517,7 @@ def stored(words: list[str]) -> int:
         lost += len(here.keys() - there.keys())
         doubled += len(points) - len(there)
         false += len(there.keys() - here.keys()) + sum(there[at] != here[at] for at in here.keys() & there.keys())
-        config = yaml.safe_load((folder / "config.yaml").read_text())
-        false += run.data.params != {key: value[:6000] for key, value in flatten(config).items()}
+        false += run.data.params != parameters_of(folder)
         false += run.info.status != "FINISHED"
     print(json.dumps([lost, doubled, false]))
     return 0

@@ -18,6 +18,8 @@ import pytest
 import yaml
 
 from grpo_sweeps import sync
+from grpo_sweeps.config.choices import choice_names
+from grpo_sweeps.tracking import provenance
 from grpo_sweeps.tracking.lines import parse_lines
 from grpo_sweeps.tracking.mlflow_copy import flatten
 from grpo_sweeps.tracking.mlflow_store import LARGEST, Store, StoreError
@@ -126,7 +128,9 @@ def assert_as_recorded(place: Place) -> None:
         assert there.keys() == here.keys()
         assert not [place for place in here if repr(there[place]) != repr(here[place])]
         config = yaml.safe_load((folder / "config.yaml").read_text())
-        assert run["params"] == {key: value[:6000] for key, value in flatten(config).items()}
+        source = provenance.read(folder, with_diff=False)
+        own = flatten(config) | flatten(choice_names(config, source.choices if source else {}))
+        assert run["params"] == {key: value[:6000] for key, value in own.items()}
         assert (
             run["tags"]["mlflow.parentRunId"] == parent_id and run["tags"]["grpo_sweeps.sweep"] == place.sweep_dir.name
         )
