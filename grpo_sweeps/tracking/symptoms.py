@@ -160,6 +160,17 @@ def percent(share: float) -> str:
     return f"{share:.0%}" if share >= 0.1 or share == 0 else "under 0.1%" if share < 0.001 else f"{share:.1%}"
 
 
+def equal_rewards(mixed: float, right: float, wrong: float) -> str:
+    """The shares of groups of equal rewards in words: all right, all wrong and, where there are any, the rest.
+
+    >>> equal_rewards(0.5, 0.125, 0.375), equal_rewards(0.0, 0.0, 0.25)
+    ('12% all right, 38% all wrong', '0% all right, 25% all wrong, 75% equal otherwise')
+    """
+    otherwise = round(1.0 - mixed - right - wrong, 9)
+    rest = f", {percent(otherwise)} equal otherwise" if otherwise > 0 else ""
+    return f"{percent(right)} all right, {percent(wrong)} all wrong{rest}"
+
+
 def _short(target: Any) -> str:
     return str(target or "unknown").removeprefix("grpo_sweeps.rewards.").removeprefix("grpo_sweeps.estimators.")
 
@@ -329,7 +340,7 @@ def _not_mixed(c: Course) -> str:
     if c.R == 1 or c.only_zeros or c.mean("groups/mixed") != 0 or _same_text(c):
         return ""
     right, wrong = c.mean("groups/all_right"), c.mean("groups/all_wrong")
-    shares = "" if right is None or wrong is None else f": {percent(right)} all right, {percent(wrong)} all wrong"
+    shares = "" if right is None or wrong is None else f": {equal_rewards(0.0, right, wrong)}"
     baseline = c.value("estimator._target_") in GROUP_BASELINES or c.no_gradient
     what = "there is no gradient and nothing is learned" if baseline else "no spectrum is measured"
     parsed = [share for name in ("strict", "flexible") if (share := c.mean(f"reward/{name}")) is not None]
