@@ -26,6 +26,7 @@ from grpo_sweeps.report.build import report_folder
 from grpo_sweeps.report.page import best_group
 from grpo_sweeps.report.read.arms import find_arms
 from grpo_sweeps.report.read.query import ReportError, find_sweep
+from grpo_sweeps.text import count
 from grpo_sweeps.tracking import model, provenance, seal
 from grpo_sweeps.tracking.findings import examine
 from grpo_sweeps.tracking.glance import in_words
@@ -40,6 +41,7 @@ from grpo_sweeps.types import Completion
 FOLDER = "records"
 MOST_BYTES = 30 * 10**6  # of a report's records: what a repository carries without a thought
 NAMED = 3  # of the largest parts, where there is more
+
 WHOLE = ("grams", "evals", "updates")  # folders that are copied as they are
 
 
@@ -79,7 +81,7 @@ def publish_records(
             mark(copy)
             for done, (run, config) in enumerate(zip(runs, configs, strict=True), start=1):
                 _copy(run, config, copy / run.path.name, hosts)
-                progress(f"the records of {done} of {len(runs)} runs are copied")
+                progress(f"the records of {done} of {count(len(runs))} are copied")
             if (folder / path.name).exists():
                 shutil.rmtree(folder / path.name)
             copy.rename(folder / path.name)

@@ -253,7 +253,7 @@ def _short(target: str) -> str:
 def _head(flight: Flight, plan: Plan) -> list[str]:
     config = flight.config
     which = f", the heaviest of {len(plan.runs)} runs" if len(plan.runs) > 1 else ""
-    size = f"{config.groups} prompts x R={config.R} a step, at most {config.rollout.max_new_tokens} new tokens"
+    size = f"{count(config.groups, 'prompt')} x R={config.R} a step, at most {config.rollout.max_new_tokens} new tokens"
     choices = (
         f"{config.model.name} ({config.model.dtype}), task {config.task.name}, reward {_short(config.reward.target)}, "
         f"estimator {_short(config.estimator.target)}"

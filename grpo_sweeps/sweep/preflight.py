@@ -23,12 +23,14 @@ from typing import Any
 from grpo_sweeps.config import ModelConfig, RunConfig
 from grpo_sweeps.models import families
 from grpo_sweeps.models.templates import chat_template, unread
+from grpo_sweeps.text import count
 from grpo_sweeps.types import ConfigError
 
 GB = 1e9
 BYTES = {"float64": 8, "float32": 4, "bfloat16": 2, "float16": 2}
 PROMPT_TOKENS = 256  # tokens assumed beside the new ones in the estimate of a GPU's memory
 ROWS = 32  # per micro-batch, where none is set
+
 LAYER_BYTES = 17  # kept for the backward pass: values per token, hidden unit and layer (attention and MLP)
 TEXTS = ("prompt", "chat_prompt", "system", "assistant_prefix", "stop")  # of a task, as a command line gives them
 # Not before a small letter: TeX has nu and neq.
@@ -215,7 +217,7 @@ def _space(configs: Sequence[RunConfig], folders: Mapping[ModelConfig, Path | No
         problem = f"{text} the checkpoints of one run take about {most:.1f} GB; make room, or choose another folder"
         return Found(problems=(problem,))
     if sum(needs) > free:
-        return Found(notes=(f"{text} the checkpoints of {len(configs)} runs take about {sum(needs) / GB:.1f} GB",))
+        return Found(notes=(f"{text} the checkpoints of {count(len(configs))} take about {sum(needs) / GB:.1f} GB",))
     return Found()
 
 

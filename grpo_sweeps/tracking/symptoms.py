@@ -14,6 +14,7 @@ from typing import Any
 
 from grpo_sweeps.config import groups_a_step
 from grpo_sweeps.config.checks import GROUP_BASELINES, STEP_BASELINES
+from grpo_sweeps.text import count
 
 LEAST = 128
 """Rollouts before a share is judged: the standard error of a share near a quarter is then below .04, and a policy that
@@ -23,6 +24,7 @@ WINDOW = 20  # last steps that are also judged alone, so that a long good beginn
 SHORT = 64  # tokens: a lower limit may cut every answer; a higher one hardly all of them
 FAILED = 0.05  # share of rewards that lack something above which the run looks wrong
 SAME = 0.9  # share of groups with one text above which the run looks wrong
+
 UNIFORM = 0.99  # share of log(vocabulary): entropy of a policy that draws tokens at random
 GROWN = 10.0  # times the weights' norm before training, above which a run has diverged
 JUMP = 2.0  # times their norm in one step: then the update was at least as large as they
@@ -277,7 +279,8 @@ def _reward_zero(c: Course) -> str:
         return ""
     reward, unseen = _short(c.value("reward._target_")), 1 - 0.05 ** (1 / c.groups)
     sentence = (
-        f"every reward is 0 (reward {reward}, {c.rollouts} rollouts of {c.groups} prompts: at 95% confidence less than "
+        f"every reward is 0 (reward {reward}, {count(c.rollouts, 'rollout')} of {count(c.groups, 'prompt')}: "
+        f"at 95% confidence less than "
         f"{percent(unseen)} would be right), so that nothing is learned; "
     )
     if right := _right_by_a_reading(c):
@@ -351,7 +354,7 @@ def _not_mixed(c: Course) -> str:
         todo = "the problems are too easy for this model: harder ones are needed"
     else:
         todo = "the problems are too hard for this model: easier ones, a larger R or another model are needed"
-    return f"no group is mixed ({c.groups} groups{shares}), so that {what}; {todo}"
+    return f"no group is mixed ({count(c.groups, 'group')}{shares}), so that {what}; {todo}"
 
 
 Rule = Callable[[Course], str]

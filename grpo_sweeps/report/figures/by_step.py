@@ -26,6 +26,7 @@ from grpo_sweeps.report.figures.look import (
     panel_title,
     styles,
     whose,
+    without_value,
 )
 from grpo_sweeps.report.read.query import Sweep
 from grpo_sweeps.report.tables.pooled import accuracy_by_step, by_step, evaluation_in_words, unjudged_arms
@@ -137,6 +138,8 @@ def _panel(sweep: Sweep, arm: str, rows: pd.DataFrame, column: str, drawn: Drawn
     def draw(ax: Axes) -> None:
         if drawn.log:
             ax.set_yscale("log")
+        for R in [R for R in of_R if R not in looks]:
+            without_value(ax, R, styles(sweep)[R])
         for R, style in looks.items():
             for other, look in zip(drawn.others, LOOKS[1:], strict=False):
                 _curve(ax, of_R[R], other, style, drawn.bounds, "", look)
@@ -289,6 +292,7 @@ def _heldout(
 
 def _line(ax: Axes, curve: pd.DataFrame, x: str, R: int, style: Style, bounds: tuple[float, float]) -> None:
     if not len(curve):
+        without_value(ax, R, style)
         return
     ax.plot(
         curve[x], curve["mean"], color=style.color, ls=style.line, marker=style.marker, label=f"R = {R}",

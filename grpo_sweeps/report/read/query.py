@@ -468,7 +468,7 @@ def _read_records(sweep: Sweep, keep_parts: bool, progress: Callable[[str], None
         found: list[_Run] = []
         for read in pool.map(lambda run: _read_run(sweep, run, keep_parts, use), sweep.runs["run"]):
             found.append(read)
-            progress(f"{len(found)} of {len(sweep.runs)} runs are read")
+            progress(f"{len(found)} of {count(len(sweep.runs))} are read")
     frames_of: dict[str, list[pd.DataFrame]] = {kind: [] for kind in _COLUMNS}
     for run, read in zip(sweep.runs.itertuples(), found, strict=True):
         if read.fault:
