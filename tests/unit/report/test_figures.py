@@ -8,6 +8,7 @@ import pytest
 from matplotlib import pyplot as plt
 
 from grpo_sweeps.paper import STATEMENTS
+from grpo_sweeps.report.build import whole_arms
 from grpo_sweeps.report.claims import rules
 from grpo_sweeps.report.claims.finding import Claim
 from grpo_sweeps.report.figures import by_k, layers
@@ -78,3 +79,12 @@ def test_ranks_by_k_are_not_drawn_of_graded_rewards(write, tmp_path):
 def test_a_claim_that_several_arms_leave_open_is_listed_once():
     claims = [Claim(name, arm, STATEMENTS[name].brief, rules.UNDECIDED, ()) for name in ("C1", "C21") for arm in "ab"]
     assert open_claims(claims) == ["C1", "C21"]
+
+
+def test_csv_files_have_the_whole_names_of_arms(write, tmp_path):
+    for text in ("a" * 90, "b" * 90):
+        write(tmp_path, "s", 2, 0, steps=1, config={"task.prompt": text}, evaluate=False)
+    sweep = load_sweep("s", tmp_path)
+    table = curve_table(sweep)
+    assert all(len(arm) <= 60 for arm in table["arm"])
+    assert list(whole_arms(sweep, table)["arm"]) == [f"prompt={letter * 90}" for letter in "ab"]
