@@ -41,7 +41,6 @@ from grpo_sweeps.types import Completion
 FOLDER = "records"
 MOST_BYTES = 30 * 10**6  # of a report's records: what a repository carries without a thought
 NAMED = 3  # of the largest parts, where there is more
-
 WHOLE = ("grams", "evals", "updates")  # folders that are copied as they are
 
 

@@ -43,7 +43,6 @@ from grpo_sweeps.tracking.status import RecordError, RunStatus, another, process
 Action = Literal["skip", "start", "continue", "redo"]
 Why = Literal["", "alive", "finished", "failed", "stale", "changed"]  # why a run is skipped
 REPLACED = ".replaced"
-
 QUEUE = Queue()  # one per process, so that all its questions share one call of squeue
 
 

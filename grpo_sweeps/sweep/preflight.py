@@ -30,7 +30,6 @@ GB = 1e9
 BYTES = {"float64": 8, "float32": 4, "bfloat16": 2, "float16": 2}
 PROMPT_TOKENS = 256  # tokens assumed beside the new ones in the estimate of a GPU's memory
 ROWS = 32  # per micro-batch, where none is set
-
 LAYER_BYTES = 17  # kept for the backward pass: values per token, hidden unit and layer (attention and MLP)
 TEXTS = ("prompt", "chat_prompt", "system", "assistant_prefix", "stop")  # of a task, as a command line gives them
 # Not before a small letter: TeX has nu and neq.

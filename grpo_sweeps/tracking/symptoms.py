@@ -24,7 +24,6 @@ WINDOW = 20  # last steps that are also judged alone, so that a long good beginn
 SHORT = 64  # tokens: a lower limit may cut every answer; a higher one hardly all of them
 FAILED = 0.05  # share of rewards that lack something above which the run looks wrong
 SAME = 0.9  # share of groups with one text above which the run looks wrong
-
 UNIFORM = 0.99  # share of log(vocabulary): entropy of a policy that draws tokens at random
 GROWN = 10.0  # times the weights' norm before training, above which a run has diverged
 JUMP = 2.0  # times their norm in one step: then the update was at least as large as they

@@ -28,7 +28,6 @@ READINGS = {
     "gradient/hoyer": "Hoyer sparsity of the gradient",
     "update/hoyer": "of the update",
 }
-
 NOT_RECORDED = (
     "Nothing else of that name is in these records: with analysis.update_every above 0 a run keeps the Hoyer sparsity "
     "of the gradient and the share of weights that a step changes, in the training precision and in float32."

@@ -5,9 +5,11 @@ from __future__ import annotations
 import dataclasses
 
 import pytest
+import seaborn as sns
 from matplotlib import pyplot as plt
 
 from grpo_sweeps.paper import STATEMENTS
+from grpo_sweeps.publish.drawing import RC, TITLE_WIDTH, Panel, _canvas
 from grpo_sweeps.report.build import whole_arms
 from grpo_sweeps.report.claims import rules
 from grpo_sweeps.report.claims.finding import Claim
@@ -88,3 +90,17 @@ def test_csv_files_have_the_whole_names_of_arms(write, tmp_path):
     table = curve_table(sweep)
     assert all(len(arm) <= 60 for arm in table["arm"])
     assert list(whole_arms(sweep, table)["arm"]) == [f"prompt={letter * 90}" for letter in "ab"]
+
+
+def test_long_titles_leave_the_labels_on_the_figure():
+    def draw(ax):
+        ax.plot([0, 1], [0, 4], label="R = 2")
+        finish(ax, "training step", "effective rank", whole=True)
+
+    long = r"prompt='Question: {question}\nThink step…by step. \nAnswer:'"
+    with sns.axes_style("whitegrid", rc=RC), plt.rc_context(RC):
+        fig = _canvas([Panel(long, "", draw), Panel(long, "", draw)])
+        for ax in fig.axes:
+            assert ax.yaxis.label.get_window_extent().x0 >= 0
+            assert max(map(len, ax.get_title().splitlines())) <= TITLE_WIDTH
+        plt.close(fig)
