@@ -73,9 +73,8 @@ def _canvas(panels: Sequence[Panel]) -> Figure:
     for ax, panel in zip(axes.flat, panels, strict=False):
         panel.draw(ax)
         if panel.title and len(panels) > 1:
-            title = textwrap.fill(
-                panel.title, TITLE_WIDTH
-            )  # with wrap=True the layout would lose the labels on the left
+            # not by wrap=True, with which the layout would lose the labels on the left
+            title = textwrap.fill(panel.title, TITLE_WIDTH)
             ax.set_title(title, pad=6 + 12 * _legend_lines(ax))
     for ax in list(axes.flat)[len(panels) :]:
         ax.set_visible(False)

@@ -146,9 +146,8 @@ def test_names_of_arms_fit_a_line_with_hidden_characters_as_python_writes_them()
     assert labels[0] == r"prompt='Question: {question}\nAnswer:', stop=['\n\n']"
     assert len(set(labels)) == 3 and all(len(label) <= LONGEST and label.isprintable() for label in labels)
     assert labels[1].startswith(r"prompt='Question: {question}\nThink") and labels[1].endswith(r"stop=['\n']")
-    assert set(arms.whole) == set(labels[1:]) and all(
-        texts[1].count("step") == w.count("step") for w in arms.whole.values()
-    )
+    assert set(arms.whole) == set(labels[1:])
+    assert all(whole.count("step") == texts[1].count("step") for whole in arms.whole.values())
     twins = readable(["a" * 80 + "b" + "a" * 80, "a" * 80 + "c" + "a" * 80])
     assert len(set(twins.values())) == 2 and all(len(cut) <= LONGEST for cut in twins.values())
 
