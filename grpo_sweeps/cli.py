@@ -25,6 +25,7 @@ from typing import Any, Generic, NoReturn, ParamSpec, TypeVar, get_args, get_ori
 from grpo_sweeps import __version__, machine
 from grpo_sweeps.paths import why_no_path
 from grpo_sweeps.redaction import redact
+from grpo_sweeps.text import count as count
 from grpo_sweeps.text import did_you_mean, plain, show
 from grpo_sweeps.types import ConfigError
 
@@ -65,11 +66,6 @@ def aligned(rows: Sequence[Sequence[str]]) -> list[str]:
     cells = [[plain(cell) for cell in row] for row in rows]
     widths = [max(len(row[column]) for row in cells) for column in range(len(cells[0]))] if cells else []
     return ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in cells]
-
-
-def count(number: int, noun: str = "run") -> str:
-    """A number and its noun: "1 run", "3 runs"."""
-    return f"{number} {noun}{'' if number == 1 else 's'}"
 
 
 def key(

@@ -17,7 +17,7 @@ from typing import Any
 from grpo_sweeps import cli
 from grpo_sweeps.cli import aligned, say
 from grpo_sweeps.sweep.overview import Row, collect, heading
-from grpo_sweeps.text import plain, show
+from grpo_sweeps.text import count, plain, show
 from grpo_sweeps.tracking.symptoms import DIVERGENCE
 from grpo_sweeps.types import ConfigError
 
@@ -111,7 +111,7 @@ def _summary(rows: Sequence[Row]) -> str:
     states = sorted({row.state for row in rows})
     counts = ", ".join(f"{sum(row.state == state for row in rows)} {state}" for state in states)
     same = heading(rows)
-    return f"{len(rows)} runs: {counts}{f'; all {same}' if same else ''}" if rows else "no runs"
+    return f"{count(len(rows))}: {counts}{f'; all {same}' if same else ''}" if rows else "no runs"
 
 
 def _reasons(rows: Sequence[Row]) -> list[str]:

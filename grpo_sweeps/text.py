@@ -22,6 +22,15 @@ def plain(text: str) -> str:
     return "".join(char if char.isprintable() else " " for char in text)
 
 
+def count(number: int, noun: str = "run") -> str:
+    """A number and its noun.
+
+    >>> count(1), count(3), count(0, "finding")
+    ('1 run', '3 runs', '0 findings')
+    """
+    return f"{number} {noun}{'' if number == 1 else 's'}"
+
+
 def visible(text: str) -> str:
     """Text whose control and format characters (such as a right-to-left override) are shown by their code point.
 

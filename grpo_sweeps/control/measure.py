@@ -22,6 +22,7 @@ from grpo_sweeps.loop.measured import measured_block
 from grpo_sweeps.loop.scoring import row_sums
 from grpo_sweeps.loop.setup import Setup, prepare
 from grpo_sweeps.spectra.equal import merged
+from grpo_sweeps.text import count
 from grpo_sweeps.types import Array, ConfigError, Problem
 
 KINDS = ("one prompt", "one each", "solutions")
@@ -50,7 +51,7 @@ def measured(config: RunConfig, groups: int, say: Callable[[str], None]) -> pd.D
     setup = prepare(config, say)
     try:
         problems = _problems(setup, groups)
-        say(f"{groups} groups of {config.R}: sampling")
+        say(f"{count(groups, 'group')} of {config.R}: sampling")
         rows = _rows(setup, problems)
         found = []
         for g in range(groups):

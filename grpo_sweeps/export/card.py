@@ -14,6 +14,7 @@ from grpo_sweeps.models import tiny_path
 from grpo_sweeps.publish.formats import markdown, number
 from grpo_sweeps.publish.page import utc
 from grpo_sweeps.redaction import redact, redact_mapping
+from grpo_sweeps.text import count
 from grpo_sweeps.tracking import provenance
 from grpo_sweeps.tracking.local import read_metrics
 from grpo_sweeps.tracking.made_by import MadeBy
@@ -35,7 +36,7 @@ def card(
         f"---\n{yaml.safe_dump(_header(config, adapter), sort_keys=True)}---",
         f"# {_title(config)}",
         f"{'A LoRA adapter' if adapter else 'A model'} trained by reinforcement learning with grpo_sweeps "
-        f"{__version__}: {step} updates, {config.R} rollouts a prompt.",
+        f"{__version__}: {count(step, 'update')}, {count(config.R, 'rollout')} a prompt.",
         markdown(("", "this model"), rows).rstrip(),
         f"## {'Accuracy and reward' if config.task.judged else 'Reward'} on held-out problems",
         _accuracy(read_metrics(run_dir), step),
@@ -107,7 +108,7 @@ def _facts(
         ("commit", f"{status.commit or 'unknown'}{changed}; code {made_by.package or 'unknown'}"),
         ("started", utc(status.started) or "unknown"),
         ("trained from", redact(config.model.path if config.model.path != "embedded" else str(tiny_path().name))),
-        ("trained", f"{how}; learning rate {trainer.lr:g}, {trainer.prompts} prompts a step; weights in "
+        ("trained", f"{how}; learning rate {trainer.lr:g}, {count(trainer.prompts, 'prompt')} a step; weights in "
          f"{config.model.dtype}, saved in {dtype or config.model.dtype}"),
         ("data", f"{config.task.name}: {config.task.function.target}({said}); {data or 'digest unknown'}"),
         ("reward", redact(config.reward.target)),
@@ -125,10 +126,10 @@ def _accuracy(metrics: pd.DataFrame, step: int) -> str:
     if not len(rows):
         return "The run made no evaluation up to here."
     first, last = rows.iloc[0], rows.iloc[-1]
-    header = ("", *(f"after {int(row['step'])} updates" for row in (first, last)))
+    header = ("", *(f"after {count(int(row['step']), 'update')}" for row in (first, last)))
     cells = [(name.removeprefix(EVALUATED), number(first[name], 3), number(last[name], 3)) for name in names]
     table = markdown(header, cells).rstrip()
-    return table if int(last["step"]) == step else f"{table}\n\nNot evaluated after {step} updates."
+    return table if int(last["step"]) == step else f"{table}\n\nNot evaluated after {count(step, 'update')}."
 
 
 def _code(text: str) -> str:

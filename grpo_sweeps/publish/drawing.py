@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import io
 import math
+import textwrap
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -23,6 +24,7 @@ if TYPE_CHECKING:
 matplotlib.use("Agg")
 
 PANEL = (3.5, 2.6)  # inches: one column of a two-column page
+TITLE_WIDTH = 42  # characters of a panel's title side by side
 DPI = 200
 LINES = ("-", "--", "-.", ":", (0, (5, 1, 1, 1, 1, 1)), (0, (1, 1)))
 DOTTED = (0, (2, 2))  # of what is not measured: the null, the paper's value
@@ -71,7 +73,9 @@ def _canvas(panels: Sequence[Panel]) -> Figure:
     for ax, panel in zip(axes.flat, panels, strict=False):
         panel.draw(ax)
         if panel.title and len(panels) > 1:
-            ax.set_title(panel.title, pad=6 + 12 * _legend_lines(ax), wrap=True)
+            # not by wrap=True, with which the layout would lose the labels on the left
+            title = textwrap.fill(panel.title, TITLE_WIDTH)
+            ax.set_title(title, pad=6 + 12 * _legend_lines(ax))
     for ax in list(axes.flat)[len(panels) :]:
         ax.set_visible(False)
     for text in fig.findobj(Text):  # names of arms and models

@@ -125,16 +125,23 @@ def contents(
     if len(sweep.paths) > 1:
         differ, tables[SIDE] = differences(sweep), side_by_side(sweep)
         sections = [*sweeps_sections(sweep, differ, tables[SIDE]), *sections]
-    texts = {f"{name}.csv": csv(frame, DIGITS) for name, frame in tables.items()}
+    texts = {f"{name}.csv": csv(whole_arms(sweep, frame), DIGITS) for name, frame in tables.items()}
     texts |= {
         "table1.md": markdown(header, rows) + f"\n{markdown_text(caption)}\n",
         "table1.tex": latex(header, rows, caption, f"tab:{sweep.folder_name}"),
         **({"estimators.md": estimator_markdown(estimators, weights)} if len(estimators) else {}),
-        "claims.csv": csv(claims_frame(claims), DIGITS),
+        "claims.csv": csv(whole_arms(sweep, claims_frame(claims)), DIGITS),
         "claims.md": claims_markdown(claims, lacking, weights),
         "index.html": render_page(sweep, tables, claims, plots, images, lacking, sections, looks_wrong, weights),
     }
     return with_manifest(files_of(texts, images), manifest(sweep, command, lacking))
+
+
+def whole_arms(sweep: Sweep, frame: pd.DataFrame) -> pd.DataFrame:
+    """A table for a CSV file, in which the arms have their whole names."""
+    if "arm" not in frame or not sweep.arms.whole:
+        return frame
+    return frame.assign(arm=frame["arm"].replace(dict(sweep.arms.whole)))
 
 
 def manifest(sweep: Sweep, command: Sequence[str], lacking: Sequence[str]) -> dict[str, Any]:
@@ -176,7 +183,7 @@ def spectral_plots(
         spectral_plot(sweep, "fig1", "Effective rank by training step", "effective_rank", "effective rank"),
         spectral_plot(sweep, "fig2", "Top-1 fraction by training step", "top1_fraction", "top-1 fraction"),
         heldout_plot(sweep, curves),
-        rank_by_k_plot(sweep, by_k),
+        *rank_by_k_plot(sweep, by_k),
         *layer_figure(sweep, layers),
         *by_k_figure(sweep, by_k),
         *longitudinal_figure(sweep),

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+import itertools
 import re
 import shlex
 from collections.abc import Mapping, Sequence
-from itertools import count
 from typing import Any
 
 import pandas as pd
@@ -17,12 +17,12 @@ from grpo_sweeps.publish.page import Section, from_template, inlined, visible_te
 from grpo_sweeps.redaction import redact, without_places
 from grpo_sweeps.report.claims import rules
 from grpo_sweeps.report.claims.verdicts import DEFINED, Claim
-from grpo_sweeps.report.figures import by_step
-from grpo_sweeps.report.figures.layers import NOT_DRAWN
+from grpo_sweeps.report.figures import by_k, by_step, layers
 from grpo_sweeps.report.measure.spectral import BELOW, MATRICES, QUANTITIES
 from grpo_sweeps.report.read.query import Sweep
 from grpo_sweeps.report.tables.layers import shown_steps
 from grpo_sweeps.report.tables.pooled import GAIN, evaluation_in_words, headline, unjudged_arms
+from grpo_sweeps.text import count
 from grpo_sweeps.tracking.published import is_published
 
 CUT = 900  # characters of a completion or prompt that are shown
@@ -83,6 +83,7 @@ def render_page(
         tone=lambda verdict: TONES.get(verdict, SHOWN)[0],
         sign=lambda verdict: TONES.get(verdict, SHOWN)[1],
         undecided=rules.UNDECIDED,
+        open=open_claims(claims),
         for_theory=[c for c in claims if not c.findings and c.id in rules.BY_THEORY],
         rules=rules.IN_WORDS,
         definitions=DEFINED,
@@ -97,7 +98,7 @@ def render_page(
         plots=[_figure(p, images, n) for p, n in zip(plots, numbers(plots), strict=True)],
         updates=shown_steps(tables["updates"]) if "updates" in tables else None,
         sections=sections,
-        not_drawn="" if "layers" in tables else NOT_DRAWN,
+        not_drawn=_not_drawn(plots),
         completions=_completions(kept),
         silent_samples=silent_cells(kept),
         cut=CUT,
@@ -114,20 +115,27 @@ def _figure(plot: Plot, images: Mapping[str, bytes], number: int | None) -> dict
     return inlined(plot, images) | {"csv": DATA_OF.get(plot.name, ""), "number": number}
 
 
+def _not_drawn(plots: Sequence[Plot]) -> str:
+    """Which of the numbered figures are not there, and why."""
+    why = {"fig4": by_k.NOT_DRAWN, "fig5": layers.NOT_DRAWN}
+    names = {plot.name for plot in plots}
+    return " ".join(sentence for name, sentence in why.items() if name not in names)
+
+
 def numbers(plots: Sequence[Plot]) -> list[int]:
     """Figures 1 to 5 keep their numbers where one of them is not drawn; the others follow."""
     own = [int(p.name.removeprefix("fig")) if re.fullmatch(r"fig\d+", p.name) else 0 for p in plots]
-    following = count(max([NUMBERED, *own]) + 1)
+    following = itertools.count(max([NUMBERED, *own]) + 1)
     return [n or next(following) for n in own]
 
 
 def _subtitle(sweep: Sweep) -> str:
     runs = sweep.runs
     parts = [
-        f"{len(runs)} run{'s' if len(runs) > 1 else ''}, {int((runs['state'] == 'finished').sum())} finished",
+        f"{count(len(runs))}, {int((runs['state'] == 'finished').sum())} finished",
         f"model {_names(runs['model'])}", f"task {_names(runs['task'])}", f"reward {_names(runs['reward'])}",
         f"estimator {_names(runs['estimator'])}", f"R = {', '.join(str(r) for r in sorted(runs['R'].unique()))}",
-        f"{runs['seed'].nunique()} seed{'s' if runs['seed'].nunique() > 1 else ''}",
+        count(runs["seed"].nunique(), "seed"),
     ]  # fmt: skip
     parts += [f"chosen by where={sweep.where}"] if sweep.where else []
     return " · ".join(parts)
@@ -152,6 +160,11 @@ def _cards(claims: Sequence[Claim]) -> list[list[Claim]]:
         if claim.findings:
             cards.setdefault(claim.id, []).append(claim)
     return list(cards.values())
+
+
+def open_claims(claims: Sequence[Claim]) -> list[str]:
+    """The claims that these records leave open without a finding, each once, however many arms it has."""
+    return list(dict.fromkeys(c.id for c in claims if not c.findings and c.verdict == rules.UNDECIDED))
 
 
 def _words(quantity: str) -> str:

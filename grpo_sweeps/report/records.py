@@ -26,6 +26,7 @@ from grpo_sweeps.report.build import report_folder
 from grpo_sweeps.report.page import best_group
 from grpo_sweeps.report.read.arms import find_arms
 from grpo_sweeps.report.read.query import ReportError, find_sweep
+from grpo_sweeps.text import count
 from grpo_sweeps.tracking import model, provenance, seal
 from grpo_sweeps.tracking.findings import examine
 from grpo_sweeps.tracking.glance import in_words
@@ -79,7 +80,7 @@ def publish_records(
             mark(copy)
             for done, (run, config) in enumerate(zip(runs, configs, strict=True), start=1):
                 _copy(run, config, copy / run.path.name, hosts)
-                progress(f"the records of {done} of {len(runs)} runs are copied")
+                progress(f"the records of {done} of {count(len(runs))} are copied")
             if (folder / path.name).exists():
                 shutil.rmtree(folder / path.name)
             copy.rename(folder / path.name)

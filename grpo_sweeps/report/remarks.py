@@ -23,6 +23,7 @@ from grpo_sweeps.report.read.kept import Kept, code_of, files_below, signature, 
 from grpo_sweeps.report.read.query import ReportError, Sweep, processors
 from grpo_sweeps.report.tables.layers import layer_remarks
 from grpo_sweeps.report.tables.pooled import usable_groups
+from grpo_sweeps.text import count
 from grpo_sweeps.tracking import expected, findings, glance, holdings, journal, lines, local, seal
 from grpo_sweeps.tracking import provenance as source
 from grpo_sweeps.tracking.digests import of_package
@@ -282,7 +283,7 @@ def _since(sweep: Sweep) -> list[str]:
 
 
 def _some(runs: list[str], sweep: Sweep) -> str:
-    return f"{len(runs)} of {len(sweep.runs)} runs ({', '.join(runs[:3])}{', ...' if len(runs) > 3 else ''})"
+    return f"{len(runs)} of {count(len(sweep.runs))} ({', '.join(runs[:3])}{', ...' if len(runs) > 3 else ''})"
 
 
 def _commit(sweep: Sweep, run: str) -> str:
@@ -294,7 +295,7 @@ def _steps(sweep: Sweep) -> list[str]:
         return []
     totals = sorted({int(t) for t in sweep.runs["total"] if t})
     spent = sum(status.ended_by is not None for status in sweep.statuses.values())
-    why = f"; a budget (trainer.tokens) ended {spent} of {len(sweep.statuses)} runs" if spent else ""
+    why = f"; a budget (trainer.tokens) ended {spent} of {count(len(sweep.statuses))}" if spent else ""
     return [f"The runs differ in their number of steps: {', '.join(map(str, totals))}{why}."] if len(totals) > 1 else []
 
 
@@ -385,7 +386,7 @@ def check_commits(sweep: Sweep, commits: str | None) -> None:
     found = codes(sweep)
     if len(found) < 2:
         return
-    listed = ", ".join(f"{code}: {n} run{'s' if n > 1 else ''}" for code, n in found.items())
+    listed = ", ".join(f"{code}: {count(n)}" for code, n in found.items())
     dirty = any("uncommitted" in code for code in found)
     note = "; uncommitted changes count as a commit of their own" if dirty else ""
     raise ReportError(

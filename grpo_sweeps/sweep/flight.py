@@ -31,7 +31,7 @@ from grpo_sweeps.sweep.plan import Plan, PlannedRun, gpus_of
 from grpo_sweeps.text import plain, show
 from grpo_sweeps.tracking.lines import SAMPLER
 from grpo_sweeps.tracking.status import seconds_since_start
-from grpo_sweeps.tracking.symptoms import NAMED, known, percent, symptoms
+from grpo_sweeps.tracking.symptoms import NAMED, equal_rewards, known, percent, symptoms
 from grpo_sweeps.types import ConfigError, GroupRecord
 
 COMPARED = 16  # groups of the first step whose spectra are taken in float32 as well
@@ -253,7 +253,7 @@ def _short(target: str) -> str:
 def _head(flight: Flight, plan: Plan) -> list[str]:
     config = flight.config
     which = f", the heaviest of {len(plan.runs)} runs" if len(plan.runs) > 1 else ""
-    size = f"{config.groups} prompts x R={config.R} a step, at most {config.rollout.max_new_tokens} new tokens"
+    size = f"{count(config.groups, 'prompt')} x R={config.R} a step, at most {config.rollout.max_new_tokens} new tokens"
     choices = (
         f"{config.model.name} ({config.model.dtype}), task {config.task.name}, reward {_short(config.reward.target)}, "
         f"estimator {_short(config.estimator.target)}"
@@ -313,9 +313,9 @@ def _measured(flight: Flight) -> list[str]:
     length = _mean(rows, "completions/mean_length")
     limit = f"rollout.max_new_tokens={config.rollout.max_new_tokens}"
     lines += _item("completions", f"mean length {length:.0f} tokens, {percent(cut)} cut at {limit}")
-    shares = [percent(_mean(rows, f"groups/{name}")) for name in ("mixed", "all_right", "all_wrong")]
-    groups = "{} mixed, {} all right, {} all wrong".format(*shares)
-    lines += _item("groups", f"{groups} (of {len(rows) * config.groups})")
+    mixed, right, wrong = (_mean(rows, f"groups/{name}") for name in ("mixed", "all_right", "all_wrong"))
+    equal = equal_rewards(mixed, right, wrong)
+    lines += _item("groups", f"{percent(mixed)} mixed, {equal} (of {len(rows) * config.groups})")
     lines += _item("effective rank", _ranks(flight))
     forms = {name: share for name, share in rows[0].items() if name.startswith("gram_forms/")}
     if forms:

@@ -30,6 +30,7 @@ from grpo_sweeps.sweep.jobs import Jobs, noted_jobs, submission_of, told
 from grpo_sweeps.sweep.origin import told_apart
 from grpo_sweeps.sweep.queue import Answer, Queue
 from grpo_sweeps.sweep.recover import recovered
+from grpo_sweeps.text import count
 from grpo_sweeps.tracking import provenance
 from grpo_sweeps.tracking.checkpoints import FOLDER
 from grpo_sweeps.tracking.glance import AFRESH, glance, in_words, lost_checkpoints
@@ -122,7 +123,7 @@ def _of_status(
         return Decision("skip", f"{STALE}{at}, and since then {made.changed}; {REMEDY}", "changed")
     if status.state == "finished" and status.reached(steps):
         by = f", by {status.ended_by}" if status.ended_by else ""
-        return Decision("skip", f"finished already ({status.step} steps{by}){made.told}", "finished")
+        return Decision("skip", f"finished already ({count(status.step, 'step')}{by}){made.told}", "finished")
     if not begun:
         return Decision("start", f"was {status.state} before its first step")
     if made.by:

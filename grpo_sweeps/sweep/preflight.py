@@ -23,6 +23,7 @@ from typing import Any
 from grpo_sweeps.config import ModelConfig, RunConfig
 from grpo_sweeps.models import families
 from grpo_sweeps.models.templates import chat_template, unread
+from grpo_sweeps.text import count
 from grpo_sweeps.types import ConfigError
 
 GB = 1e9
@@ -215,7 +216,7 @@ def _space(configs: Sequence[RunConfig], folders: Mapping[ModelConfig, Path | No
         problem = f"{text} the checkpoints of one run take about {most:.1f} GB; make room, or choose another folder"
         return Found(problems=(problem,))
     if sum(needs) > free:
-        return Found(notes=(f"{text} the checkpoints of {len(configs)} runs take about {sum(needs) / GB:.1f} GB",))
+        return Found(notes=(f"{text} the checkpoints of {count(len(configs))} take about {sum(needs) / GB:.1f} GB",))
     return Found()
 
 

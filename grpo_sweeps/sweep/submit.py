@@ -242,7 +242,7 @@ def start_local(
         for run, (job, _) in active.items():
             job.cancel(check=False)
             end(run, "interrupted", "cancelled with the launching process")
-        say(f"interrupted: {len(active)} runs cancelled, {len(queue)} not started")
+        say(f"interrupted: {count(len(active))} cancelled, {len(queue)} not started")
         raise
     return results
 

@@ -24,7 +24,7 @@ from typing import Any, TextIO
 
 from grpo_sweeps.config import TrackingConfig
 from grpo_sweeps.redaction import HIDDEN, redact
-from grpo_sweeps.text import show
+from grpo_sweeps.text import count, show
 from grpo_sweeps.tracking.children import python_path
 from grpo_sweeps.tracking.provenance import mixed_in
 from grpo_sweeps.tracking.tracker import (
@@ -377,7 +377,8 @@ def sync(
         return 1
     for sentence in (*copied.problems, *(f"{name}: {sentence}" for sentence in mixed_in(sweep_dir))):
         show(sentence, sys.stderr)
-    show(f"{name}: {copied.runs} runs, {copied.points} points and {copied.artifacts} files new -> {tracker.place}")
+    new = f"{count(copied.runs)}, {count(copied.points, 'point')} and {count(copied.artifacts, 'file')} new"
+    show(f"{name}: {new} -> {tracker.place}")
     return 1 if copied.problems or problems else 0
 
 

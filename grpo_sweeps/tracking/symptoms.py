@@ -14,6 +14,7 @@ from typing import Any
 
 from grpo_sweeps.config import groups_a_step
 from grpo_sweeps.config.checks import GROUP_BASELINES, STEP_BASELINES
+from grpo_sweeps.text import count
 
 LEAST = 128
 """Rollouts before a share is judged: the standard error of a share near a quarter is then below .04, and a policy that
@@ -160,6 +161,17 @@ def percent(share: float) -> str:
     return f"{share:.0%}" if share >= 0.1 or share == 0 else "under 0.1%" if share < 0.001 else f"{share:.1%}"
 
 
+def equal_rewards(mixed: float, right: float, wrong: float) -> str:
+    """The shares of groups of equal rewards in words: all right, all wrong and, where there are any, the rest.
+
+    >>> equal_rewards(0.5, 0.125, 0.375), equal_rewards(0.0, 0.0, 0.25)
+    ('12% all right, 38% all wrong', '0% all right, 25% all wrong, 75% equal otherwise')
+    """
+    otherwise = round(1.0 - mixed - right - wrong, 9)
+    rest = f", {percent(otherwise)} equal otherwise" if otherwise > 0 else ""
+    return f"{percent(right)} all right, {percent(wrong)} all wrong{rest}"
+
+
 def _short(target: Any) -> str:
     return str(target or "unknown").removeprefix("grpo_sweeps.rewards.").removeprefix("grpo_sweeps.estimators.")
 
@@ -266,7 +278,8 @@ def _reward_zero(c: Course) -> str:
         return ""
     reward, unseen = _short(c.value("reward._target_")), 1 - 0.05 ** (1 / c.groups)
     sentence = (
-        f"every reward is 0 (reward {reward}, {c.rollouts} rollouts of {c.groups} prompts: at 95% confidence less than "
+        f"every reward is 0 (reward {reward}, {count(c.rollouts, 'rollout')} of {count(c.groups, 'prompt')}: "
+        f"at 95% confidence less than "
         f"{percent(unseen)} would be right), so that nothing is learned; "
     )
     if right := _right_by_a_reading(c):
@@ -329,7 +342,7 @@ def _not_mixed(c: Course) -> str:
     if c.R == 1 or c.only_zeros or c.mean("groups/mixed") != 0 or _same_text(c):
         return ""
     right, wrong = c.mean("groups/all_right"), c.mean("groups/all_wrong")
-    shares = "" if right is None or wrong is None else f": {percent(right)} all right, {percent(wrong)} all wrong"
+    shares = "" if right is None or wrong is None else f": {equal_rewards(0.0, right, wrong)}"
     baseline = c.value("estimator._target_") in GROUP_BASELINES or c.no_gradient
     what = "there is no gradient and nothing is learned" if baseline else "no spectrum is measured"
     parsed = [share for name in ("strict", "flexible") if (share := c.mean(f"reward/{name}")) is not None]
@@ -340,7 +353,7 @@ def _not_mixed(c: Course) -> str:
         todo = "the problems are too easy for this model: harder ones are needed"
     else:
         todo = "the problems are too hard for this model: easier ones, a larger R or another model are needed"
-    return f"no group is mixed ({c.groups} groups{shares}), so that {what}; {todo}"
+    return f"no group is mixed ({count(c.groups, 'group')}{shares}), so that {what}; {todo}"
 
 
 Rule = Callable[[Course], str]

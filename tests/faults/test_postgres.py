@@ -95,4 +95,4 @@ def test_the_database_itself_is_a_store(
     words = ["sweep=direct", f"uri={database}", "experiment=direct"]
     assert sync.main(words) == 0 and sync.main(words) == 0
     assert runs_in(database, "direct") == {"direct": ("FINISHED", []), "R=1": ("FINISHED", [0.0, 1.0, 2.0])}
-    assert "1 runs, 0 points and 0 files new" in capsys.readouterr().out.splitlines()[-1]
+    assert "1 run, 0 points and 0 files new" in capsys.readouterr().out.splitlines()[-1]

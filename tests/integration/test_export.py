@@ -114,7 +114,7 @@ def test_a_step_and_a_folder_choose_the_checkpoint(float32_run: Path, tmp_path: 
     out = tmp_path / "early"
     assert main([f"run={float32_run}", f"out={out}", "step=1"]) == 0
     assert torch.equal(logits(AutoModelForCausalLM.from_pretrained(out)), logits(policy_of(float32_run, 1)))
-    assert "Not evaluated after 1 updates." in (out / "README.md").read_text()
+    assert "Not evaluated after 1 update." in (out / "README.md").read_text()
 
 
 def test_half_types_are_cast_from_the_optimisers_weights(runs: Path, tmp_path: Path) -> None:

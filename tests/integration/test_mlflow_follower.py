@@ -189,7 +189,7 @@ def test_a_server_that_is_down_costs_training_nothing_and_sync_completes(
         first = capsys.readouterr().out
         assert sync.main(["sweep=study"]) == 0
         assert runs_in(tracking.uri, "study of R") == expected
-        assert "1 runs, 4 points and 2 files" in first and "1 runs, 0 points and 0 files" in capsys.readouterr().out
+        assert "1 run, 4 points and 2 files" in first and "1 run, 0 points and 0 files" in capsys.readouterr().out
     assert sorted(p.name for p in (tmp_path / "served").rglob("*") if p.is_file()) == [
         "config.yaml",
         "environment.json",

@@ -139,6 +139,13 @@ def test_no_group_mixed(rows: dict[str, float], words: str) -> None:
     assert words in sentence and "no group is mixed (32 groups: " in sentence and "nothing is learned" in sentence
 
 
+def test_groups_of_other_equal_rewards_are_accounted_for() -> None:
+    rows = {"groups/mixed": 0.0, "reward": 0.5, "groups/all_right": 0.25, "groups/all_wrong": 0.0}
+    assert "(32 groups: 25% all right, 0% all wrong, 75% equal otherwise)" in found(rows)["none mixed"]
+    known = {"groups/all_right": 0.3, "groups/all_wrong": 0.7}  # 1 - 0.3 - 0.7 is not 0 in float64
+    assert "otherwise" not in found({"groups/mixed": 0.0} | known)["none mixed"]
+
+
 def test_no_group_mixed_without_a_baseline_of_the_group_and_in_older_records() -> None:
     own = found({"groups/mixed": 0.0}, estimator={"_target_": "grpo_sweeps.estimators.reinforce.reinforce"})
     assert "no spectrum is measured" in own["none mixed"]

@@ -14,8 +14,35 @@ from grpo_sweeps.report.claims import rules
 from grpo_sweeps.report.claims.finding import ERROR, UNKNOWN, Claim, Finding, not_about, nothing
 from grpo_sweeps.report.claims.rules import CONTRADICTED, HOLDS, UNDECIDED, all_of
 from grpo_sweeps.report.tables.pooled import clusters
+from grpo_sweeps.text import count
 
 OTHER_ESTIMATOR = "The claim is about the advantages of the group mean, and this arm's estimator is another one"
+
+
+def _why_open(records: pd.DataFrame) -> str:
+    """Why the groups of an R decide none of C2 to C4, whatever they hold; empty where they do.
+
+    An identity that is broken, or a bound, is so in any number of groups: this keeps from 'holds' alone.
+    """
+    if len(records) < rules.MIN_GROUPS:
+        return f"{count(len(records), 'recorded group')}, fewer than {rules.MIN_GROUPS}"
+    if not records["mixed"].astype(bool).any():
+        return f"none of {len(records)} groups is mixed: sigma^2 and every advantage of a group mean are 0"
+    return ""
+
+
+def _judged(verdict: str, records: pd.DataFrame) -> str:
+    """A verdict of an identity or bound, open where `_why_open` says why and nothing is broken."""
+    return UNDECIDED if verdict != CONTRADICTED and _why_open(records) else verdict
+
+
+def _open(records: dict[int, pd.DataFrame]) -> list[str]:
+    """The remarks on the R that decide nothing, one per reason."""
+    reasons: dict[str, list[str]] = {}
+    for R, groups in records.items():
+        if why := _why_open(groups):
+            reasons.setdefault(why, []).append(str(R))
+    return [f"R = {', '.join(Rs)}: {UNDECIDED} ({why})." for why, Rs in reasons.items()]
 
 
 def c2(arm: str, kind: str, records: dict[int, pd.DataFrame]) -> Claim:
@@ -30,6 +57,7 @@ def c2(arm: str, kind: str, records: dict[int, pd.DataFrame]) -> Claim:
         "Each sum is relative to its group's largest value. The zero sum is one of advantages: weights of 1/length, "
         "or any that differ in a factor between rollouts, do not keep it."
     )
+    remarks += _open(records) if kind else []
     found = Claim("C2", arm, STATEMENTS["C2"].brief, all_of([f.verdict for f in findings]), findings, tuple(remarks))
     return found if kind else not_about(found, f"{OTHER_ESTIMATOR}; its sums are shown.")
 
@@ -44,7 +72,7 @@ def _c2_at(R: int, records: pd.DataFrame, kind: str) -> Finding:
     if len(weights):
         measured += f"; |sum of row weights| {weights.mean():.1e} on average, at most {weights.max():.1e}"
     small = worst <= rules.SUM_TOLERANCE
-    verdict = (HOLDS if small else CONTRADICTED) if kind else UNDECIDED
+    verdict = _judged(HOLDS if small else CONTRADICTED, records) if kind else UNDECIDED
     return Finding(R, len(sums), measured, "0 to rounding", verdict, UNKNOWN, "0")
 
 
@@ -70,6 +98,7 @@ def c3(arm: str, kind: str, records: dict[int, pd.DataFrame]) -> Claim:
             "the ratios are right in every group. It checks the records. A test of its own would need sigma^2 of a "
             "prompt from other rollouts at the same weights, that is prompts drawn repeatedly within a step."
         )
+    remarks += _open(records) if kind == "group mean" else []
     verdict = all_of([f.verdict for f in findings])
     found = Claim("C3", arm, STATEMENTS["C3"].brief, verdict, findings, tuple(remarks))
     if kind == "group mean" or broken:
@@ -91,7 +120,7 @@ def _c3_at(R: int, records: pd.DataFrame, kind: str) -> Finding:
     null, verdict = "no factor for this estimator", UNDECIDED
     if expected is not None:
         near = np.allclose((square, product), expected, rtol=rules.SUM_TOLERANCE, atol=rules.SUM_TOLERANCE)
-        null, verdict = f"{expected[0]:.3f}, {expected[1]:.3f}", HOLDS if near else CONTRADICTED
+        null, verdict = f"{expected[0]:.3f}, {expected[1]:.3f}", _judged(HOLDS if near else CONTRADICTED, records)
     return Finding(R, len(records), measured, null, verdict, UNKNOWN, paper)
 
 
@@ -109,6 +138,7 @@ def c4(arm: str, kind: str, records: dict[int, pd.DataFrame]) -> Claim:
         "with R. Whether the share of mixed groups follows it "
         f"{rules.UNDECIDED.removesuffix(' from these runs')} from these runs: p of a prompt at the same weights is "
         "needed, that is prompts drawn repeatedly within a step.",
+        *_open(records),
     )
     return Claim("C4", arm, STATEMENTS["C4"].brief, all_of([f.verdict for f in findings]), findings, remarks)
 
@@ -128,7 +158,7 @@ def _c4_at(R: int, records: pd.DataFrame, kind: str) -> Finding:
     paper = "at most " + ", ".join(three_digits(bound) for bound in bounds)
     paper += f" ({empty} of {len(bounds)} say nothing)"
     within = all(share <= bound + rules.SUM_TOLERANCE for share, bound in zip(shares, bounds, strict=True))
-    verdict = (rules.SAYS_NOTHING if empty == len(bounds) else HOLDS) if within else CONTRADICTED
+    verdict = _judged((rules.SAYS_NOTHING if empty == len(bounds) else HOLDS) if within else CONTRADICTED, records)
     if kind != "group mean":
         null = "no bound for this estimator"
     else:

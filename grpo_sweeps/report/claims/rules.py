@@ -109,7 +109,8 @@ IN_WORDS = (
     "what a quantity can take: one that is the whole range says nothing. A mean over fewer than "
     f"{MIN_CLUSTERS} runs or prompts has none.",
     f"A claim about an estimator, or what follows from its zero sum, is '{NOT_ABOUT}' where the arm has another one.",
-    f"C2, C3, controls: identities hold to {SUM_TOLERANCE:.0e}.",
+    f"C2, C3, controls: identities hold to {SUM_TOLERANCE:.0e}. C2 to C4 need no Gram: what counts for them is every "
+    f"recorded group, {MIN_GROUPS} or more and one of them mixed.",
     f"C4: a bound that is not below what is possible at all '{SAYS_NOTHING}'; an R where none is does not count.",
     "C5: the norm grows with sigma_r when its log-log slope over the groups of these runs is between 1 and 2, give or "
     f"take {SLOPE_MARGIN:g}; where slope 1 is excluded it '{CORRECTED}'. A slope within prompts that says "

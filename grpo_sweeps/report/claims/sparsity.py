@@ -20,6 +20,7 @@ from grpo_sweeps.report.claims.rules import CONTRADICTED, HOLDS, UNDECIDED, all_
 from grpo_sweeps.report.read.query import Sweep
 from grpo_sweeps.report.tables.layers import measured_updates
 from grpo_sweeps.report.tables.pooled import CHANGE, clusters, discarded
+from grpo_sweeps.text import count
 
 READINGS = {
     "update/changed_share": "weights that a step changes",
@@ -145,7 +146,7 @@ def _c6_at(R: int, records: pd.DataFrame, metrics: pd.DataFrame, alpha: float, j
         f"|A| > {eps:g}: {first:.3f} in the first third, {last:.3f} in the last, change {with_interval_of(change, 3)}"
         for eps, (first, last, change) in falls.items()
     ]
-    runs = f"{len(shares)} run{'s' if len(shares) > 1 else ''}"
+    runs = count(len(shares))
     said += [_words(shares, "all-equal groups"), counted]
     said += _readings(records, metrics)
     changes = [change for _, _, change in falls.values()]

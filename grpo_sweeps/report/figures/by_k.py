@@ -38,6 +38,9 @@ CAPTION = (
 )
 
 
+NOT_DRAWN = "Figure 4, effective rank against correct rollouts, is not drawn: no measured group has rewards of 0 and 1."
+
+
 def by_k_figure(sweep: Sweep, table: pd.DataFrame) -> list[Plot]:
     """The figure, or none where no measured group has rewards of 0 and 1."""
     measured = table[table["groups"] > 0] if len(table) else table
@@ -88,8 +91,9 @@ def _nulls(ax: Axes, rows: pd.DataFrame, name: str, style: Style) -> None:
         ax.plot(rows["k"], rows[column].astype(float), color=style.color, zorder=2, **look)
 
 
-def rank_by_k_plot(sweep: Sweep, table: pd.DataFrame) -> Plot:
-    """fig4: effective rank by k beside its closed form and the nulls of the groups, one panel per arm."""
+def rank_by_k_plot(sweep: Sweep, table: pd.DataFrame) -> list[Plot]:
+    """fig4: effective rank by k beside its closed form and the nulls of the groups, one panel per arm that has measured
+    groups with rewards of 0 and 1; none without such an arm."""
     panels = []
     for arm, Rs in arm_cells(sweep).items():
         curves = {
@@ -98,6 +102,8 @@ def rank_by_k_plot(sweep: Sweep, table: pd.DataFrame) -> Plot:
             )
             for R in Rs
         }
+        if not any(map(len, curves.values())):
+            continue
 
         def draw(ax: Axes, curves: dict[int, pd.DataFrame] = curves) -> None:
             for R, curve in curves.items():
@@ -111,12 +117,14 @@ def rank_by_k_plot(sweep: Sweep, table: pd.DataFrame) -> Plot:
             finish(ax, "correct rollouts k", "effective rank", whole=True)
 
         panels.append(Panel(panel_title(sweep, arm), curves_in_words("effective rank by k", arm, curves), draw))
+    if not panels:
+        return []
     caption = (
         "Mean effective rank of the gradient matrix against the number k of correct rollouts (filled markers; bars: "
         "95% intervals clustered by prompt and seed). Open markers: orthogonal scores of equal norm, 4k(R−k)/R. "
         "Crosses: the same with equal texts counted once; plus signs: with the measured norms as well."
     )
-    return Plot("fig4", "Effective rank against correct rollouts", caption, tuple(panels))
+    return [Plot("fig4", "Effective rank against correct rollouts", caption, tuple(panels))]
 
 
 def _rank_bars(ax: Axes, curve: pd.DataFrame, R: int, style: Style) -> None:

@@ -26,6 +26,7 @@ from grpo_sweeps.report.figures.look import (
     panel_title,
     styles,
     whose,
+    without_value,
 )
 from grpo_sweeps.report.read.query import Sweep
 from grpo_sweeps.report.tables.pooled import accuracy_by_step, by_step, evaluation_in_words, unjudged_arms
@@ -39,8 +40,10 @@ MARKS = 12  # markers along a curve, at most
 CAPTION = (
     "Cut completions reached the limit of tokens. Silent groups have equal rewards, so that under a group baseline "
     "they teach nothing: all right with a reward of 1 or more (filled), all wrong with 0 or less (open, dotted, no "
-    "band). Entropy: mean of −log π over the sampled tokens. Gradient norm: of the step's gradient, before clipping. "
+    "band){otherwise}. Entropy: mean of −log π over the sampled tokens. Gradient norm: of the step's gradient, before "
+    "clipping. "
 )
+OTHERWISE = ", equal otherwise with any other reward, such as 0.5 (half filled, dashed, no band)"
 NOISE_CAPTION = (
     "With m the estimate of the squared mean gradient of one group, from products of different groups of a step alone, "
     "and v that of its variance, each averaged over the last 20 steps: signal to noise is m G/v for G groups per step; "
@@ -53,14 +56,14 @@ STEP_WINDOWS = 20
 
 @dataclass(frozen=True)
 class Drawn:
-    """One panel: its title, the unit on its axis, the values it can take (`whole`: the axis shows them all), and a
-    second quantity, drawn open and dotted, with the names of both."""
+    """One panel: its title, the unit on its axis, the values it can take (`whole`: the axis shows them all), further
+    quantities, each with a look of its own (`LOOKS`), and the names of all of them."""
 
     title: str
     unit: str
     bounds: tuple[float, float]
-    other: str = ""
-    names: tuple[str, str] = ("", "")
+    others: tuple[str, ...] = ()
+    names: tuple[str, ...] = ("",)
     log: bool = False
     whole: bool = False
 
@@ -70,9 +73,17 @@ TRAINING = {
     "mean_length": Drawn("completion length", "tokens", POSITIVE),
     "entropy": Drawn("entropy", "nats per token", POSITIVE),
     "cut_share": Drawn("cut completions", "share of completions", SHARE, whole=True),
-    "all_right": Drawn("silent groups", "share of groups", SHARE, "all_wrong", ("all right", "all wrong"), whole=True),
+    "all_right": Drawn(
+        "silent groups", "share of groups", SHARE, ("all_wrong",), ("all right", "all wrong"), whole=True
+    ),
     "grad_norm": Drawn("gradient norm", "norm before clipping", POSITIVE),
 }
+LOOKS: tuple[dict[str, Any], ...] = (
+    {},
+    {"ls": DOTTED, "lw": 1.0, "mfc": "white"},
+    {"ls": "--", "lw": 1.0, "fillstyle": "bottom", "markerfacecoloralt": "white"},
+)
+"""Of the quantities of one panel beside the style of their R: filled, open and dotted, half filled and dashed."""
 SIGNAL = {
     "snr": Drawn("signal to noise", "m G / v", POSITIVE, log=True),
     "noise_scale": Drawn("noise scale", "groups", POSITIVE, log=True),
@@ -85,7 +96,13 @@ def curves_figures(sweep: Sweep, table: pd.DataFrame) -> list[Plot]:
         return []
     binary = len(sweep.groups) > 0 and bool(sweep.groups["binary"].astype(bool).all())
     training = TRAINING | ({"reward": replace(TRAINING["reward"], bounds=SHARE)} if binary else {})
-    plots = [_plot(sweep, table, NAME, "How training went", training, CAPTION)]
+    otherwise = bool((table["equal_otherwise"] > 0).any())
+    if otherwise:
+        silent = training["all_right"]
+        others, names = (*silent.others, "equal_otherwise"), (*silent.names, "equal otherwise")
+        training = training | {"all_right": replace(silent, others=others, names=names)}
+    caption = CAPTION.format(otherwise=OTHERWISE if otherwise else "")
+    plots = [_plot(sweep, table, NAME, "How training went", training, caption)]
     if table["snr"].notna().any():
         plots.append(_plot(sweep, table, NOISE, "Signal and noise of the gradient", SIGNAL, NOISE_CAPTION))
     return plots
@@ -116,19 +133,20 @@ def points_in_words(table: pd.DataFrame) -> str:
 def _panel(sweep: Sweep, arm: str, rows: pd.DataFrame, column: str, drawn: Drawn) -> Panel:
     of_R = {int(str(R)): part for R, part in rows.groupby("R")}
     looks = {R: style for R, style in styles(sweep).items() if R in of_R and of_R[R][column].notna().any()}
-    columns = [column, *([drawn.other] if drawn.other else [])]
+    columns = [column, *drawn.others]
 
     def draw(ax: Axes) -> None:
         if drawn.log:
             ax.set_yscale("log")
+        for R in [R for R in of_R if R not in looks]:
+            without_value(ax, R, styles(sweep)[R])
         for R, style in looks.items():
-            if drawn.other:
-                _curve(ax, of_R[R], drawn.other, style, drawn.bounds, "", filled=False)
-            _curve(ax, of_R[R], column, style, drawn.bounds, f"R = {R}", filled=True)
-        for name, filled in zip(drawn.names, (True, False), strict=True):
+            for other, look in zip(drawn.others, LOOKS[1:], strict=False):
+                _curve(ax, of_R[R], other, style, drawn.bounds, "", look)
+            _curve(ax, of_R[R], column, style, drawn.bounds, f"R = {R}")
+        for name, look in zip(drawn.names, LOOKS, strict=False):
             if name:
-                face: dict[str, Any] = {} if filled else {"mfc": "white", "ls": DOTTED, "lw": 1.0}
-                ax.plot([], [], color="0.35", marker="o", ms=3.5, label=name, **face)
+                ax.plot([], [], color="0.35", marker="o", ms=3.5, label=name, **look)
         if looks:
             _limits(ax, [of_R[R] for R in looks], columns, drawn)
         finish(ax, "training step", drawn.unit, whole=True, negative=True)
@@ -145,17 +163,19 @@ def _panel(sweep: Sweep, arm: str, rows: pd.DataFrame, column: str, drawn: Drawn
 
 
 def _curve(
-    ax: Axes, rows: pd.DataFrame, column: str, style: Style, bounds: tuple[float, float], label: str, filled: bool
-) -> None:
+    ax: Axes, rows: pd.DataFrame, column: str, style: Style, bounds: tuple[float, float], label: str,
+    other: Mapping[str, Any] | None = None,
+) -> None:  # fmt: skip
+    """other: one of `LOOKS`, for a curve that is not the first of its panel, below it and without a band."""
     rows = rows[rows[column].notna()]
     x, mean = rows["step"].to_numpy(float), rows[column].to_numpy(float)
     look = {"ls": style.line, "mec": "white", "mew": 0.5, "label": label, "zorder": 3}
-    if not filled:
-        look = {"ls": DOTTED, "lw": 1.0, "mfc": "white", "ms": 4.5, "zorder": 2}
+    if other is not None:
+        look = {"ms": 4.5, "zorder": 2, **other}
     every = max(1, int(np.ceil(len(x) / MARKS)))
     ax.plot(x, mean, color=style.color, marker=style.marker, markevery=every, **look)
     low, high = (rows[f"{column}_{end}"].to_numpy(float).clip(*bounds) for end in ("low", "high"))
-    if filled and np.isfinite(low).any():
+    if other is None and np.isfinite(low).any():
         ax.fill_between(x, low, high, color=style.color, alpha=0.16, lw=0)
 
 
@@ -272,6 +292,7 @@ def _heldout(
 
 def _line(ax: Axes, curve: pd.DataFrame, x: str, R: int, style: Style, bounds: tuple[float, float]) -> None:
     if not len(curve):
+        without_value(ax, R, style)
         return
     ax.plot(
         curve[x], curve["mean"], color=style.color, ls=style.line, marker=style.marker, label=f"R = {R}",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -74,6 +75,20 @@ def curves_in_words(what: str, arm: str, curves: dict[int, pd.DataFrame]) -> str
     return f"Line chart of {what}{whose(arm)}. {'; '.join(parts)}."
 
 
+NO_VALUE = "no value"
+
+
+def without_value(ax: Axes, R: int, style: Style) -> None:
+    """Name in the legend an R of which these axes have nothing to draw, so that nobody looks for its curve."""
+    ax.plot([], [], color=style.color, ls=style.line, marker=style.marker, label=f"R = {R}: {NO_VALUE}")
+
+
+def _legend_place(label: str) -> tuple[bool, int]:
+    """Sorts labels: R by its number, what is no R last."""
+    found = re.match(r"R = (\d+)", label)
+    return (False, int(found[1])) if found else (True, 0)
+
+
 def finish(ax: Axes, x: str, y: str, whole: bool, negative: bool = False) -> None:
     """Set the labels and the legend of axes.
 
@@ -82,14 +97,17 @@ def finish(ax: Axes, x: str, y: str, whole: bool, negative: bool = False) -> Non
     ax.set_xlabel(x)
     ax.set_ylabel(y)
     if whole:
-        ax.xaxis.set_major_locator(MaxNLocator(8, integer=True))
+        ax.xaxis.set_major_locator(MaxNLocator(8, integer=True, min_n_ticks=1))
+        first, last = ax.dataLim.intervalx
+        if first == last:  # a single step: one tick, where matplotlib would spread fractions of a step around it
+            ax.set_xlim(first - 0.5, last + 0.5)
     low, high = ax.get_ylim()
     ax.set_ylim(low if negative else max(0.0, low), high)
     handles, labels = ax.get_legend_handles_labels()
-    if not any(label.startswith("R = ") for label in labels):
+    if not any(label.startswith("R = ") and not label.endswith(NO_VALUE) for label in labels):
         ax.text(0.5, 0.5, "nothing measured", transform=ax.transAxes, ha="center", va="center", color="0.35")
         return
-    order = sorted(range(len(labels)), key=lambda i: not labels[i].startswith("R = "))  # what is no R comes last
+    order = sorted(range(len(labels)), key=lambda i: _legend_place(labels[i]))
     ax.legend(
         [handles[i] for i in order], [labels[i] for i in order], loc="lower center", bbox_to_anchor=(0.5, 1.0),
         ncols=legend_columns(labels), frameon=False, handlelength=2.4, columnspacing=1.0, handletextpad=0.5,

@@ -9,8 +9,8 @@ them.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 from itertools import product
 from typing import Any
 
@@ -25,6 +25,8 @@ WITHIN_AN_ARM = {
     "R", "seed", "trainer.steps", "trainer.eval_every", "trainer.eval_problems", "trainer.eval_samples", "analysis.by",
     "reward_timeout", "reward_retries",
 }  # fmt: skip
+LONGEST = 60  # characters of an arm's name on a page
+KEPT = 40  # of these before the cut, the rest after it: settings often differ at an end alone
 MAY_FOLLOW_R = ("trainer.", "rollout.")
 REPRESENTATIVES = {
     "model": "model.name", "task": "task.name", "reward": "reward._target_", "estimator": "estimator._target_",
@@ -35,12 +37,14 @@ REPRESENTATIVES = {
 @dataclass(frozen=True)
 class Arms:
     """`labels[i]` is the arm of run i; `varies` the keys that tell arms apart; `tied_to_R` the keys that follow R;
-    `absent` the arms without a run, where the arms are a grid of what varies."""
+    `absent` the arms without a run, where the arms are a grid of what varies; `whole` the whole name of each label that
+    was cut."""
 
     labels: tuple[str, ...]
     varies: tuple[str, ...]
     tied_to_R: tuple[str, ...]
     absent: tuple[str, ...] = ()
+    whole: Mapping[str, str] = field(default_factory=dict)
 
 
 def flatten(config: Mapping[str, Any], prefix: str = "") -> dict[str, str]:
@@ -74,9 +78,38 @@ def find_arms(configs: Sequence[Mapping[str, Any]]) -> Arms:
     tied = [key for key in varying if key.startswith(MAY_FOLLOW_R) and _follows(columns[key], Rs)]
     varying = _without_implied([key for key in varying if key not in tied], columns)
     names = _short_names(varying)
-    settings = {key: [f"{names[key]}={function_name(key, value)}" for value in columns[key]] for key in varying}
+    settings = {key: [f"{names[key]}={_one_line(key, value)}" for value in columns[key]] for key in varying}
     labels = [", ".join(settings[key][i] for key in varying) or ALL for i in range(len(flat))]
-    return Arms(tuple(labels), tuple(varying), tuple(tied), _absent(list(settings.values()), set(labels)))
+    absent = _absent(list(settings.values()), set(labels))
+    short = readable([*labels, *absent])
+    return Arms(
+        tuple(short[label] for label in labels), tuple(varying), tuple(tied), tuple(short[label] for label in absent),
+        {cut: label for label, cut in short.items() if cut != label},
+    )  # fmt: skip
+
+
+def _one_line(key: str, value: str) -> str:
+    """A value as an arm's name shows it: a text with line ends or other hidden characters as Python writes it, which is
+    how a list of such texts is written already."""
+    text = function_name(key, value)
+    return text if text.isprintable() else repr(text)
+
+
+def readable(labels: Iterable[str]) -> dict[str, str]:
+    """{label: label of `LONGEST` characters at most}, its middle left out; numbered where two would be one.
+
+    >>> list(readable(["lr=1", "prompt=" + 60 * "a" + "b", "prompt=" + 60 * "a" + "c"]).values())[1]
+    'prompt=aaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaa…aaaaaaaaaaaaaaaaaab'
+    """
+    found: dict[str, str] = {}
+    for label in dict.fromkeys(labels):
+        cut = label if len(label) <= LONGEST else f"{label[:KEPT]}…{label[KEPT + 1 - LONGEST :]}"
+        taken, number = set(found.values()), 2
+        while cut in taken:
+            end = f"… ({number})"
+            cut, number = label[: LONGEST - len(end)] + end, number + 1
+        found[label] = cut
+    return found
 
 
 def _with_budget(flat: list[dict[str, str]]) -> list[dict[str, str]]:

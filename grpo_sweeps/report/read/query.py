@@ -35,7 +35,7 @@ from grpo_sweeps.report.read.arms import Arms, find_arms
 from grpo_sweeps.report.read.cache import GroupRows, RowCache
 from grpo_sweeps.report.read.kept import CacheUse, Kept, code_of, signature, worth_keeping
 from grpo_sweeps.spectra.floor import EPS
-from grpo_sweeps.text import did_you_mean, natural
+from grpo_sweeps.text import count, did_you_mean, natural
 from grpo_sweeps.tracking import journal, lines, local
 from grpo_sweeps.tracking.lines import METRICS
 from grpo_sweeps.tracking.local import (
@@ -179,8 +179,8 @@ class Sweep:
         Rs = ", ".join(str(R) for R in sorted(self.runs["R"].unique()))
         arms = sorted({str(arm) for arm in self.runs["arm"]}, key=natural)
         lines = [
-            f"Sweep {self.name}: {_count(len(self.runs), 'run')} ({states}); R = {Rs}; "
-            f"{_count(self.runs['seed'].nunique(), 'seed')}",
+            f"Sweep {self.name}: {count(len(self.runs))} ({states}); R = {Rs}; "
+            f"{count(self.runs['seed'].nunique(), 'seed')}",
             f"  {common(self.configs.values())}",
             f"  {len(arms)} arms: {'; '.join(arms[:MOST_ARMS])}{' ...' if len(arms) > MOST_ARMS else ''}"
             if len(arms) > 1
@@ -430,10 +430,6 @@ def _runs_frame(
     return pd.DataFrame(rows, columns=RUN_COLUMNS)
 
 
-def _count(number: int, noun: str) -> str:
-    return f"{number} {noun}{'' if number == 1 else 's'}"
-
-
 def _time(seconds: float | None) -> Any:
     """A time of status.json in UTC; NaT where there is none, or one that is no time."""
     return pd.to_datetime(seconds, unit="s", utc=True, errors="coerce") if seconds is not None else pd.NaT
@@ -472,7 +468,7 @@ def _read_records(sweep: Sweep, keep_parts: bool, progress: Callable[[str], None
         found: list[_Run] = []
         for read in pool.map(lambda run: _read_run(sweep, run, keep_parts, use), sweep.runs["run"]):
             found.append(read)
-            progress(f"{len(found)} of {len(sweep.runs)} runs are read")
+            progress(f"{len(found)} of {count(len(sweep.runs))} are read")
     frames_of: dict[str, list[pd.DataFrame]] = {kind: [] for kind in _COLUMNS}
     for run, read in zip(sweep.runs.itertuples(), found, strict=True):
         if read.fault:

@@ -31,6 +31,7 @@ from grpo_sweeps.report.measure.spectral import range_of
 from grpo_sweeps.report.read.alternatives import RunValues, run_values
 from grpo_sweeps.report.read.query import Sweep, processors
 from grpo_sweeps.report.tables.pooled import with_ends
+from grpo_sweeps.text import count
 from grpo_sweeps.tracking.status import RecordError
 from grpo_sweeps.types import Array
 
@@ -90,7 +91,7 @@ def _values_of_runs(sweep: Sweep, arm: str, R: int, progress: Callable[[str], No
 
     with ThreadPoolExecutor(max_workers=processors()) as pool:  # numpy leaves the interpreter to others while it works
         for done, found in enumerate(pool.map(of, runs.itertuples(index=False)), start=1):
-            progress(f"estimators of {done} of {len(runs)} runs of R={R}")
+            progress(f"estimators of {done} of {count(len(runs))} of R={R}")
             if isinstance(found, str):
                 sweep.notes.append(found)
             else:

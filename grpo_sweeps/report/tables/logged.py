@@ -3,8 +3,9 @@
 How training went: reward, length, entropy, cut share, silent groups, gradient norm. A run's value in a window of steps
 is the mean over the window's steps; the table has the mean over runs, with its 95% interval clustered by seed (none
 with one seed or two), cut to what the quantity can take. Silent groups have equal rewards, so that under a group
-baseline they teach nothing: all right where these are 1 or more, all wrong where they are 0 or less, others in neither.
-They are counted from the groups' records.
+baseline they teach nothing: all right where these are 1 or more, all wrong where they are 0 or less, and equal
+otherwise between the two. They are counted from the groups' records, and taken from the logged shares of a step that
+has none.
 
 The dtype beside float32 (`analysis.compare_float32`) is a table of its own: it changes no value and widens no verdict.
 """
@@ -29,7 +30,8 @@ METRICS = {
     "snr": "gradient/snr",
     "noise_scale": "gradient/noise_scale",
 }
-SILENT = ("all_right", "all_wrong")
+SILENT = ("all_right", "all_wrong", "equal_otherwise")
+LOGGED_SILENT = ("groups/all_right", "groups/all_wrong", "frac_reward_zero_std")  # the last: of all three together
 RANGES = {"mean_length": POSITIVE, "entropy": POSITIVE, "cut_share": SHARE, "grad_norm": POSITIVE}
 RANGES |= dict.fromkeys(SILENT, SHARE)
 """What a value can take; a reward, and estimates that are unbiased, can be any number."""
@@ -84,10 +86,23 @@ def training_steps(sweep: Sweep, arm: str, R: int) -> pd.DataFrame:
     logged = logged[logged[list(METRICS)].notna().any(axis=1)]  # an evaluation after the last step is none of training
     silent, reward = ~g["mixed"].astype(bool), g["reward_mean"].astype(float)
     right, wrong = silent & (reward >= 1), silent & (reward <= 0)
-    shares = g[keys].assign(all_right=right.astype(float), all_wrong=wrong.astype(float))
-    steps = logged.merge(shares.groupby(keys).mean().reset_index(), on=keys, how="outer").sort_values(keys)
+    kinds = dict(zip(SILENT, (right, wrong, silent & ~right & ~wrong), strict=True))
+    shares = g[keys].assign(**{name: kind.astype(float) for name, kind in kinds.items()}).groupby(keys).mean()
+    steps = logged.merge(shares.reset_index(), on=keys, how="outer").sort_values(keys)
+    steps = steps.merge(_logged_silent(m, keys), on=keys, how="left")
+    for name in SILENT:
+        steps[name] = steps[name].astype(float).fillna(steps[f"{name}_logged"])
     values = steps[list(VALUES)].astype(float)
     return steps[keys].assign(**values.where(np.isfinite(values)))
+
+
+def _logged_silent(metrics: pd.DataFrame, keys: list[str]) -> pd.DataFrame:
+    """keys and `SILENT` with the ending _logged: the shares as runs log them, of all silent groups and of two kinds."""
+    logged = metrics.reindex(columns=[*keys, *LOGGED_SILENT])
+    right, wrong, every = (logged[name].astype(float) for name in LOGGED_SILENT)
+    otherwise = (every - right - wrong).round(9).clip(lower=0.0)  # a difference of rounded shares may lie around 0
+    columns = dict(zip(SILENT, (right, wrong, otherwise), strict=True))
+    return logged[keys].assign(**{f"{name}_logged": column for name, column in columns.items()})
 
 
 def float32_table(sweep: Sweep) -> pd.DataFrame:

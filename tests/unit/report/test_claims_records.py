@@ -218,6 +218,38 @@ def test_c4_says_nothing_where_no_bound_is_below_what_is_possible(write, tmp_pat
     assert f"({sum(b >= 0.5 for b in bounds)} of 3 say nothing)" in found.paper
 
 
+@pytest.mark.parametrize(
+    ("steps", "alike", "why"),
+    [
+        (7, False, "28 recorded groups, fewer than 30"),
+        (2, True, "8 recorded groups, fewer than 30"),
+        (10, True, "none of 40 groups is mixed"),
+        (8, False, ""),
+    ],
+)
+def test_few_groups_and_none_that_is_mixed_decide_nothing_of_c2_to_c4(write, tmp_path, steps, alike, why):
+    """Bounds of 0 that no advantage breaks, and identities in a handful of groups, hold nothing."""
+
+    def change(record):
+        r = (0.0,) * record.R if alike else record.rewards
+        A = tuple(np.array(r) - np.mean(r))
+        return dataclasses.replace(record, rewards=r, advantages=A, weights=A, gram=None)
+
+    claims, every = claims_of(write, tmp_path, change, (4, 8), steps=steps)
+    for claim in (claims["C2"], claims["C3"], claims["C4"]):
+        verdicts = {claim.verdict, *(f.verdict for f in claim.findings)}
+        expected = UNDECIDED if why else rules.SAYS_NOTHING if claim.id == "C4" else HOLDS
+        assert verdicts == {expected}, claim.id
+        reasons = [remark for remark in claim.remarks if remark.startswith("R = 4, 8: cannot be decided")]
+        assert len(reasons) == bool(why) and all(why in reason for reason in reasons)
+    assert not error_lines(every)
+
+
+def test_a_broken_identity_needs_no_number_of_groups(write, tmp_path):
+    claims, _ = claims_of(write, tmp_path, None, (4,), steps=2, estimator="rloo")
+    assert claims["C3"].verdict == CONTRADICTED
+
+
 def test_leave_one_out_that_is_a_group_mean_is_an_error(write, tmp_path):
     claims, every = claims_of(write, tmp_path, None, (4,), estimator="rloo")
     assert claims["C3"].verdict == CONTRADICTED

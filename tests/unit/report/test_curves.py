@@ -122,12 +122,44 @@ def test_values_that_are_not_finite_are_no_part_of_a_mean(write, tmp_path):
 
 @pytest.mark.parametrize(
     ("rewards", "share"),
-    [((-1.0, -1.0), "all_wrong"), ((2.0, 2.0), "all_right"), ((0.5, 0.5), None), ((0.0, 2.0), None)],
+    [((-1.0, -1.0), "all_wrong"), ((2.0, 2.0), "all_right"), ((0.5, 0.5), "equal_otherwise"), ((0.0, 2.0), None)],
 )
 def test_a_silent_group_of_other_rewards(write, tmp_path, rewards, share):
     write(tmp_path, "r", 2, 0, steps=1, change=lambda g: dataclasses.replace(g, rewards=rewards, gram=None))
     table = curve_table(load_sweep("r", tmp_path))
     assert table[[*SILENT]].iloc[0].to_dict() == {name: float(name == share) for name in SILENT}
+
+
+def test_silent_groups_of_graded_rewards_are_a_third_curve(write, tmp_path, runs):
+    graded = lambda g: dataclasses.replace(  # noqa: E731
+        g, rewards=(0.5,) * 2 if len(set(g.rewards)) == 1 else g.rewards, gram=None
+    )
+    write(tmp_path, "graded", 2, 0, steps=12, change=graded)
+    sweep = load_sweep("graded", tmp_path)
+    table = curve_table(sweep)
+    silent = 1 - sweep.groups.groupby("step")["mixed"].mean().to_numpy(float)
+    assert table[[*SILENT]].sum(axis=1).to_numpy() == pytest.approx(silent) and silent.any()
+    (training,) = curves_figures(sweep, table)
+    panel = training.panels[4]
+    fig, ax = plt.subplots()
+    panel.draw(ax)
+    assert [t.get_text() for t in ax.get_legend().get_texts()][1:] == ["all right", "all wrong", "equal otherwise"]
+    assert any(list(line.get_ydata()) == pytest.approx(list(silent)) for line in ax.lines if len(line.get_ydata()) > 1)
+    assert "equal otherwise from" in panel.alt and "equal otherwise with any other reward" in training.caption
+    plt.close(fig)
+    binary = load_sweep("learnt", runs)
+    assert "otherwise" not in curves_figures(binary, curve_table(binary))[0].caption
+
+
+def test_steps_without_records_of_groups_take_the_logged_shares(write, tmp_path):
+    run = write(tmp_path, "logged", 2, 0, steps=1, evaluate=False)
+    shares = {"groups/all_right": 0.1, "groups/all_wrong": 0.2, "frac_reward_zero_std": 0.7}
+    with LocalRecord(run) as record:
+        record.log_metrics(1, {"reward": 0.5, **shares})
+        record.log_metrics(2, {"reward": 0.5, "frac_reward_zero_std": 0.7})
+    table = curve_table(load_sweep("logged", tmp_path))
+    assert table[[*SILENT]].iloc[1].tolist() == pytest.approx([0.1, 0.2, 0.4])
+    assert table[[*SILENT]].iloc[2].isna().all(), "of all silent groups alone none is known to be of one kind"
 
 
 def test_the_figures_have_a_panel_a_quantity_and_say_their_ends(runs):

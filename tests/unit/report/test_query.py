@@ -10,7 +10,7 @@ import pytest
 from omegaconf import OmegaConf
 
 from grpo_sweeps.config import IRRELEVANT
-from grpo_sweeps.report.read.arms import find_arms
+from grpo_sweeps.report.read.arms import LONGEST, find_arms, readable
 from grpo_sweeps.report.read.query import ReportError, find_sweep, load_sweep
 from grpo_sweeps.spectra import summary
 from grpo_sweeps.tracking.local import read_groups
@@ -135,6 +135,21 @@ def test_what_a_runs_identity_leaves_out_makes_no_arms():
             assert found.labels == ("all",) * 2 and not found.tied_to_R, key
     two = [{**base(R, seed), "analysis": {"update_every": every}} for R, seed, every in ((2, 0, 0), (2, 1, 10))]
     assert find_arms(two).labels == ("all",) * 2
+
+
+def test_names_of_arms_fit_a_line_with_hidden_characters_as_python_writes_them():
+    texts = ["Question: {question}\nAnswer:", "Question: {question}\n" + "Think step by step. " * 9 + "\nAnswer:"]
+    tasks = [(texts[0], ["\n\n"]), (texts[1], ["\n"]), (texts[1], ["\nQ:"])]
+    configs = [{**base(R, 0), "task": {"prompt": text, "stop": stop}} for R in (2, 4) for text, stop in tasks]
+    arms = find_arms(configs)
+    labels = arms.labels[:3]
+    assert labels[0] == r"prompt='Question: {question}\nAnswer:', stop=['\n\n']"
+    assert len(set(labels)) == 3 and all(len(label) <= LONGEST and label.isprintable() for label in labels)
+    assert labels[1].startswith(r"prompt='Question: {question}\nThink") and labels[1].endswith(r"stop=['\n']")
+    assert set(arms.whole) == set(labels[1:])
+    assert all(whole.count("step") == texts[1].count("step") for whole in arms.whole.values())
+    twins = readable(["a" * 80 + "b" + "a" * 80, "a" * 80 + "c" + "a" * 80])
+    assert len(set(twins.values())) == 2 and all(len(cut) <= LONGEST for cut in twins.values())
 
 
 def test_arms_are_named_by_what_varies():

@@ -239,6 +239,8 @@ def test_runs_are_chosen_and_what_they_share_stands_once(runs: Path, capsys: pyt
     lines = capsys.readouterr().out.splitlines()
     assert lines[0] == "sweep mine: 2 runs: 1 interrupted, 1 running; all model=tiny lr=1e-05"
     assert [line.split()[0] for line in lines[2:4]] == ["R=4", "R=8"]
+    assert main([f"runs_dir={runs}", "where=lr=0.0001"]) == 0
+    assert capsys.readouterr().out.startswith("sweep mine: 1 run: 1 finished")
     assert main([f"runs_dir={runs}", "where=R=2,4,lr=0.0001,1e-05", "json=true"]) == 0
     assert [row["name"] for row in json.loads(capsys.readouterr().out)] == ["R=2 seed=0", "R=4 seed=0"]
     assert main([f"runs_dir={runs}", "where=lr=1"]) == 2
