@@ -496,8 +496,11 @@ def _stored(place: Place, uri: str = "sqlite:///mlflow.db") -> Seen:
 def stored(words: list[str]) -> int:
     """Print what MLflow has too little, twice and wrong, as a JSON list of three numbers."""
     import mlflow
+    import yaml
 
-    from grpo_sweeps.tracking.mlflow_copy import parameters_of
+    from grpo_sweeps.config.choices import choice_names
+    from grpo_sweeps.tracking import provenance
+    from grpo_sweeps.tracking.mlflow_copy import flatten
 
     client = mlflow.MlflowClient(words[0])
     experiment = client.get_experiment_by_name("grpo_sweeps")
@@ -517,7 +520,10 @@ def stored(words: list[str]) -> int:
         lost += len(here.keys() - there.keys())
         doubled += len(points) - len(there)
         false += len(there.keys() - here.keys()) + sum(there[at] != here[at] for at in here.keys() & there.keys())
-        false += run.data.params != parameters_of(folder)
+        config = yaml.safe_load((folder / "config.yaml").read_text())
+        source = provenance.read(folder, with_diff=False)
+        own = flatten(config) | flatten(choice_names(config, source.choices if source else {}))
+        false += run.data.params != {key: value[:6000] for key, value in own.items()}
         false += run.info.status != "FINISHED"
     print(json.dumps([lost, doubled, false]))
     return 0

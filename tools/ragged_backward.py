@@ -20,6 +20,7 @@ import pandas as pd
 import torch
 from paired import options_of
 
+from grpo_sweeps.benchmarks.setup import synchronize
 from grpo_sweeps.config import RunConfig
 from grpo_sweeps.engine import policy
 from grpo_sweeps.engine.rollouts import Rollout
@@ -104,16 +105,11 @@ def timed(setup: Setup, rated: Rated) -> float:
     """Seconds of one forward and backward of all groups."""
     for parameter in setup.policy.model.parameters():
         parameter.grad = None if parameter.grad is None else parameter.grad.zero_()
-    wait(setup)
+    synchronize(setup.policy.device)
     begun = time.perf_counter()
     backward(setup, rated, UNCHECKED_STEP)
-    wait(setup)
+    synchronize(setup.policy.device)
     return time.perf_counter() - begun
-
-
-def wait(setup: Setup) -> None:
-    if setup.policy.device.type == "cuda":
-        torch.cuda.synchronize(setup.policy.device)
 
 
 if __name__ == "__main__":

@@ -122,7 +122,7 @@ def load_policy(config: ModelConfig, device: torch.device) -> Policy:
         raise ConfigError(
             f"model.chat_template=true: the tokenizer of {config.path} has no chat template; set it to false"
         )
-    for sentence in unread(config.path, config.chat_template_kwargs, str(tokenizer.chat_template)):
+    if sentence := next(unread(config.path, config.chat_template_kwargs, str(tokenizer.chat_template)), ""):
         raise ConfigError(sentence)
     model = load_model(config).to(device)
     if name := not_finite(model):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 
@@ -17,7 +17,7 @@ def chat_template(folder: Path) -> str:
     return "\n".join([*texts, *([str(named)] if named else [])])
 
 
-def unread(path: str, arguments: Mapping[str, object], template: str) -> Iterable[str]:
+def unread(path: str, arguments: Mapping[str, object], template: str) -> Iterator[str]:
     """A sentence for each argument whose name the template of the model at `path` does not hold."""
     for name, value in arguments.items():
         if name not in template:

@@ -56,7 +56,7 @@ def look(configs: Sequence[RunConfig], gpu_mem_gb: float | None = None) -> Found
             except ConfigError as error:
                 folders[config.model] = None
                 problems.append(str(error))
-    for config in configs:
+    for config in {(config.model, bool(config.analysis.every)): config for config in configs}.values():
         found = [_unknown_to_the_gram(config, folders[config.model]), *_unread(config.model, folders[config.model])]
         problems += [problem for problem in found if problem and problem not in problems]
     notes += dict.fromkeys(note for config in configs for note in _no_line_breaks(config))

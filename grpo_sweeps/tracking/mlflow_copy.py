@@ -509,17 +509,14 @@ def flatten(config: Any, prefix: str = "") -> dict[str, str]:
     return {prefix: redact(text)}
 
 
-def parameters_of(run_dir: Path) -> dict[str, str]:
-    """A run's parameters in MLflow: its flattened configuration and the names of its choices."""
+def _copy_params(store: Store, state: CopyState, run_id: str, run_dir: Path) -> None:
+    """Copy the flattened configuration and the names of its choices. A value that changed (a continued run) becomes a
+    tag `changed.<key>`."""
     config = read_config(run_dir)
     source = provenance.read(run_dir, with_diff=False) or provenance.Source()
     names = flatten(choice_names(config, source.choices))
-    return {clean_key(k): v[:PARAM_LIMIT] for k, v in (flatten(redact_mapping(config)) | names).items()}
-
-
-def _copy_params(store: Store, state: CopyState, run_id: str, run_dir: Path) -> None:
-    """Copy the run's parameters. A value that changed (a continued run) becomes a tag `changed.<key>`."""
-    params, noted = parameters_of(run_dir), state.store
+    params = {clean_key(k): v[:PARAM_LIMIT] for k, v in (flatten(redact_mapping(config)) | names).items()}
+    noted = state.store
     if params == noted.params:
         return
     there = store.params(run_id)
