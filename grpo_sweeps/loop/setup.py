@@ -15,6 +15,7 @@ from grpo_sweeps.config import RunConfig
 from grpo_sweeps.config.checks import check_data
 from grpo_sweeps.config.functions import load_estimator, load_function, load_own_metrics
 from grpo_sweeps.engine import samplers
+from grpo_sweeps.engine.allocator import grow_segments
 from grpo_sweeps.engine.critic import Critic
 from grpo_sweeps.engine.gram import GradientGram
 from grpo_sweeps.engine.head import causal_model, output_head
@@ -129,6 +130,7 @@ def prepare(config: RunConfig, say: Callable[[str], None] = _silent) -> Setup:
         ConfigError: for data, a model or a function that cannot be used.
     """
     _seed_everything(config.seed)
+    _ready_gpu()
     judge = Judge(config.task.verdict, config.reward_timeout)
     reward = Rewarder(config, judge)
     estimator = load_estimator(config.estimator)
@@ -194,10 +196,15 @@ def _seed_everything(seed: int) -> None:
     random.seed(seed)
     np.random.seed(seed % 2**32)
     torch.manual_seed(seed)
+
+
+def _ready_gpu() -> None:
+    """What torch and cuBLAS are told before they use a GPU."""
     # TF32 would put an error of 1e-3 into the Gram; reproducible cuBLAS needs its workspace set before first use.
     torch.backends.cuda.matmul.allow_tf32 = False
     torch.backends.cudnn.allow_tf32 = False
     os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
+    grow_segments(os.environ)
 
 
 def due(step: int, every: int) -> bool:

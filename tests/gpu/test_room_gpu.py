@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import gc
+import os
 
 import pytest
 import torch
 
 from grpo_sweeps.config import RunConfig
+from grpo_sweeps.engine.allocator import SETTINGS
 from grpo_sweeps.loop.results import StepTimes
 from grpo_sweeps.loop.rollouts import rollouts_with_advantages
 from grpo_sweeps.loop.room import measure_room
@@ -72,3 +74,11 @@ def test_a_limit_of_the_process_is_kept_too(setup: Setup) -> None:
         assert setup.room.rows is not None and setup.room.rows < 32
     finally:
         torch.cuda.set_per_process_memory_fraction(1.0)
+
+
+def test_the_memory_of_a_run_grows_in_place(setup: Setup) -> None:
+    """Rows of uneven lengths left gaps between segments of fixed size, and a run of measured room ended in them."""
+    assert not any(os.environ.get(name) for name in SETTINGS), "this process was started with an allocator's settings"
+    held = torch.empty(2**28, dtype=torch.uint8, device=setup.policy.device)
+    own = [s for s in torch.cuda.memory_snapshot() if 0 <= held.data_ptr() - s["address"] < s["total_size"]]
+    assert [s["is_expandable"] for s in own] == [True]

@@ -180,6 +180,16 @@ def raw_stream(device: torch.device) -> int:
     return torch._C._cuda_getCurrentRawStream(device.index)
 
 
+def set_allocator(settings: str) -> bool:
+    """Set up the GPU's allocator in words of PYTORCH_ALLOC_CONF; False where this torch cannot. The variable itself is
+    read when torch is imported, and nothing public sets it up later."""
+    setter = getattr(torch._C, "_accelerator_setAllocatorSettings", None)
+    if setter is None:
+        return False
+    setter(settings)
+    return True
+
+
 @functools.cache
 def trial() -> None:
     """Raises GramError, once per process, where a private name is not there or does not do what it did."""
