@@ -43,6 +43,7 @@ MODEL_FILES = (
     "merges.txt", "chat_template*", "*.model",
 )  # fmt: skip
 WEIGHTS = ("*.safetensors", "*.safetensors.index.json")
+OFFLINE = "local_files_only"
 WHOLE = 2**24  # bytes up to which a model's file is read whole
 BLOCKS, BLOCK = 64, 4096  # of a larger file: so many blocks of so many bytes, evenly spread
 
@@ -334,7 +335,7 @@ def of_file(path: Path) -> str:
             content = file.read()
             if path.suffix == ".json":
                 with suppress(ValueError, RecursionError):
-                    content = json.dumps(json.loads(content), sort_keys=True).encode()
+                    content = json.dumps(_without_circumstances(json.loads(content)), sort_keys=True).encode()
             return of_bytes(content)
         digest = hashlib.sha256(f"{size}\n".encode())
         for block in range(BLOCKS):
@@ -344,6 +345,12 @@ def of_file(path: Path) -> str:
             file.seek(0)
             digest.update(file.read(min(WHOLE, 8 + int.from_bytes(file.read(8), "little"))))
     return digest.hexdigest()[:LENGTH]
+
+
+def _without_circumstances(content: Any) -> Any:
+    """A file's JSON as though it had been saved online: transformers notes beside a tokenizer's settings that the hub
+    was out of reach (HF_HUB_OFFLINE), of which no token depends."""
+    return {**content, OFFLINE: False} if isinstance(content, dict) and OFFLINE in content else content
 
 
 def joined(parts: Mapping[str, str]) -> str:

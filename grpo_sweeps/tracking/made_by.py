@@ -104,16 +104,24 @@ def _number(words: str) -> str:
 def mixed(runs: Iterable[tuple[str, Mapping[str, Any], MadeBy]]) -> list[str]:
     """What several versions of made runs of one sweep, one sentence each: a function of one dotted path, the data of
     one task, the weights of one model. runs: (name, configuration, what made it)."""
-    versions: dict[tuple[str, str], dict[str, list[str]]] = {}
+    versions: dict[tuple[str, str], dict[str, tuple[Mapping[str, str], list[str]]]] = {}
     for name, config, made in runs:
         for key, label, part in _parts(config, made):
-            versions.setdefault((key, label), {}).setdefault(digests.joined(part), []).append(name)
+            versions.setdefault((key, label), {}).setdefault(digests.joined(part), (part, []))[1].append(name)
     found = []
     for (_, label), of_parts in versions.items():
         if len(of_parts) > 1:
-            listed = "; ".join(_listed(names) for names in of_parts.values())
-            found.append(f"{label}: {len(of_parts)} versions of it made these runs ({listed})")
+            listed = "; ".join(_listed(names) for _, names in of_parts.values())
+            differ = _listed(_differing([part for part, _ in of_parts.values()]))
+            found.append(
+                f"{label}: {len(of_parts)} versions of it made these runs ({listed}), which differ in {differ}"
+            )
     return found
+
+
+def _differing(parts: Sequence[Mapping[str, str]]) -> list[str]:
+    """The names of what is not the same in all."""
+    return [name for name in sorted({name for part in parts for name in part}) if len({p.get(name) for p in parts}) > 1]
 
 
 def _parts(config: Mapping[str, Any], made: MadeBy) -> Iterable[tuple[str, str, Mapping[str, str]]]:

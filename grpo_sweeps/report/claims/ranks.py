@@ -229,7 +229,8 @@ def _c8_at(R: int, groups: pd.DataFrame, alpha: float) -> Finding:
         null += f"; equal texts counted once {groups['null_distinct'].mean():.2f}"
     null += (
         f"; measured norms {groups['null_measured_norms'].mean():.2f}; these and equal texts once "
-        f"{groups['null_both'].mean():.2f}"
+        f"{groups['null_both'].mean():.2f}, measured less these "
+        f"{with_interval_of(pooled_difference(groups, alpha, null='null_both'), 3)}"
     )
     if groups["null_gaussian"].notna().any():
         null += f"; Gaussian scores with each group's own spectrum {groups['null_gaussian'].mean():.2f}, which {BELOW}"

@@ -94,6 +94,7 @@ def table1(sweep: Sweep) -> pd.DataFrame:
             row |= {f"{name}_floor_{end}": groups[f"{name}_floor_{end}"].mean() for end in ("low", "high")}
         row |= {name: groups[name].astype(float).mean() for name in NULLS}
         row |= with_ends("measured_minus_null", pooled_difference(groups, by=by))
+        row |= with_ends("measured_minus_null_both", pooled_difference(groups, by=by, null="null_both"))
         row |= accuracies(sweep, arm, R) | heldout_rewards(sweep, arm, R)
         paper = TABLE1.get(R)
         row["paper_effective_rank"] = f"about {paper.effective_rank:g}" if paper else ""
@@ -141,10 +142,12 @@ def _in_words(row: Mapping[Any, Any], name: str, digits: int = 2) -> str:
     return with_interval(mean, low, high, digits)
 
 
-def pooled_difference(groups: pd.DataFrame, alpha: float = 0.05, by: Clusters | None = None) -> Interval:
-    """Mean over groups of effective rank minus its null for the recorded weights (orthogonal scores of equal norm; for
-    rows of the loss orthogonal rows with their own norms)."""
-    difference = groups["effective_rank"] - groups["null_effective_rank"]
+def pooled_difference(
+    groups: pd.DataFrame, alpha: float = 0.05, by: Clusters | None = None, null: str = "null_effective_rank"
+) -> Interval:
+    """Mean over groups of effective rank minus a null of its own: that for the recorded weights (orthogonal scores of
+    equal norm; for rows of the loss orthogonal rows with their own norms), or the null that is named."""
+    difference = groups["effective_rank"] - groups[null].astype(float)
     found = mean_over(difference, by or clusters(groups), alpha)
     return found.within(range_of_difference("effective_rank", int(groups["R"].iloc[0]))) if len(groups) else found
 

@@ -44,21 +44,22 @@ def test_a_copied_run_is_left_out_by_name_everywhere(pair: tuple[Path, Path], ca
 
 
 @pytest.mark.parametrize(
-    ("changed", "named"),
+    ("changed", "named", "part"),
     [
-        (replace(ONE, functions={REWARD: {"my_reward": "2"}}), REWARD),
-        (replace(ONE, data={"train": "4 problems, 2"}), "task="),
-        (replace(ONE, weights={"config.json": "2"}), "model.path=embedded"),
+        (replace(ONE, functions={REWARD: {"my_reward": "2"}}), REWARD, "my_reward"),
+        (replace(ONE, data={**ONE.data, "train": "4 problems, 2"}), "task=", "train"),
+        (replace(ONE, weights={**ONE.weights, "config.json": "2"}), "model.path=embedded", "config.json"),
     ],
 )
 def test_several_versions_of_one_name_are_refused_unless_allowed(
-    pair: tuple[Path, Path], changed: MadeBy, named: str
+    pair: tuple[Path, Path], changed: MadeBy, named: str, part: str
 ) -> None:
     provenance.write(pair[1], Source(made_by=changed))
     sweep = load_sweep("s", pair[0].parents[1])
     with pytest.raises(ReportError) as caught:
         check_commits(sweep, None)
     assert f"{named}" in str(caught.value) and "2 versions of it made these runs" in str(caught.value)
+    assert f"), which differ in {part};" in str(caught.value)
     assert pair[0].name in str(caught.value) and pair[1].name in str(caught.value)
     check_commits(sweep, "allow")
     assert any("2 versions of it" in sentence for sentence in missing(sweep))

@@ -6,6 +6,7 @@ import dataclasses
 
 import numpy as np
 import pytest
+from scipy.stats import t as student_t
 
 from grpo_sweeps.publish import drawing
 from grpo_sweeps.report import page
@@ -14,7 +15,7 @@ from grpo_sweeps.report.claims.verdicts import judge_claims
 from grpo_sweeps.report.measure.spectral import BELOW
 from grpo_sweeps.report.read.query import load_sweep
 from grpo_sweeps.report.tables.layers import layer_table
-from grpo_sweeps.report.tables.pooled import by_k, headline, table1, usable_groups
+from grpo_sweeps.report.tables.pooled import by_k, headline, pooled_difference, table1, usable_groups
 from grpo_sweeps.spectra.records import spectral_metrics
 from grpo_sweeps.types import GroupRecord
 
@@ -64,6 +65,9 @@ def test_with_measured_norms_and_equal_texts_once_orthogonal_texts_are_their_own
     groups = usable_groups(sweep, "all", 4)
     assert groups["null_both"].to_numpy(float) == pytest.approx(groups["effective_rank"].to_numpy(float), rel=1e-9)
     assert (groups["null_measured_norms"] > groups["null_both"] + 0.01).all()
+    row = table1(sweep).iloc[0]
+    ends = [row[f"measured_minus_null_both{end}"] for end in ("", "_low", "_high")]
+    assert ends == pytest.approx([0, 0, 0], abs=1e-9)
     table = by_k(sweep)
     assert table["null_both"].notna().any() and "null_both_stable_rank" in table
 
@@ -90,3 +94,20 @@ def test_equal_texts_of_different_weight_are_different_rows_of_the_loss(write, t
     sweep = sweep_with(write, tmp_path, "loss", [0, 0, 2, 3], weights=(0.1, 0.2, -0.1, -0.2))
     groups = usable_groups(sweep, "all", 4)
     assert groups["null_both"].to_numpy(float) == pytest.approx(groups["null_measured_norms"].to_numpy(float))
+
+
+def test_what_is_beyond_norms_and_equal_texts_has_an_interval_of_its_own(write, tmp_path):
+    """By the textbook's formula, over prompts of one group each; and C8 prints it beside the null."""
+    write(tmp_path, "s", 4, 0, "paper", steps=40, evaluate=False)
+    sweep = load_sweep("s", tmp_path)
+    groups = usable_groups(sweep, "all", 4).groupby("prompt_id").head(1)
+    beyond = (groups["effective_rank"] - groups["null_both"]).to_numpy(float)
+    found = pooled_difference(groups, null="null_both")
+    half = student_t.ppf(0.975, len(beyond) - 1) * beyond.std(ddof=1) / len(beyond) ** 0.5
+    assert [found.mean, found.low, found.high] == pytest.approx(
+        [beyond.mean(), beyond.mean() - half, beyond.mean() + half]
+    )
+    (c8,) = (claim for claim in judge_claims(sweep) if claim.id == "C8")
+    (finding,) = c8.findings
+    whole = table1(sweep).iloc[0]
+    assert f", measured less these {whole['measured_minus_null_both']:.3f} [" in finding.null

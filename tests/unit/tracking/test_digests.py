@@ -274,6 +274,17 @@ def test_of_a_large_file_size_header_and_blocks_count(tmp_path: Path, monkeypatc
     assert of_file(path) == first
 
 
+def test_a_model_that_was_saved_offline_is_the_same(tmp_path: Path) -> None:
+    """transformers writes whether the hub was out of reach into tokenizer_config.json."""
+    path = tmp_path / "tokenizer_config.json"
+    online = {"eos_token": "</s>", "local_files_only": False}
+    found = []
+    for content in (online, {**online, "local_files_only": True}, {**online, "eos_token": "<e>"}):
+        path.write_text(json.dumps(content))
+        found.append(of_model(str(tmp_path)))
+    assert found[0] == found[1] != found[2]
+
+
 def test_the_digests_of_a_start_cost_little(tmp_path: Path) -> None:
     """Of the tiny model and its task, as a job computes them: the package's bytes are those of its record."""
     code = digests.of_package()
