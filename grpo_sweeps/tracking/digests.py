@@ -349,7 +349,7 @@ def of_file(path: Path) -> str:
 
 def _without_circumstances(content: Any) -> Any:
     """A file's JSON as though it had been saved online: transformers notes beside a tokenizer's settings that the hub
-    was out of reach (HF_HUB_OFFLINE), of which no token depends."""
+    was out of reach (HF_HUB_OFFLINE), on which no token depends."""
     return {**content, OFFLINE: False} if isinstance(content, dict) and OFFLINE in content else content
 
 

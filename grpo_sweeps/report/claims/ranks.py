@@ -229,7 +229,7 @@ def _c8_at(R: int, groups: pd.DataFrame, alpha: float) -> Finding:
         null += f"; equal texts counted once {groups['null_distinct'].mean():.2f}"
     null += (
         f"; measured norms {groups['null_measured_norms'].mean():.2f}; these and equal texts once "
-        f"{groups['null_both'].mean():.2f}, measured less these "
+        f"{groups['null_both'].mean():.2f}, the most that such rows can have, measured less it "
         f"{with_interval_of(pooled_difference(groups, alpha, null='null_both'), 3)}"
     )
     if groups["null_gaussian"].notna().any():

@@ -146,10 +146,16 @@ def pooled_difference(
     groups: pd.DataFrame, alpha: float = 0.05, by: Clusters | None = None, null: str = "null_effective_rank"
 ) -> Interval:
     """Mean over groups of effective rank minus a null of its own: that for the recorded weights (orthogonal scores of
-    equal norm; for rows of the loss orthogonal rows with their own norms), or the null that is named."""
-    difference = groups["effective_rank"] - groups[null].astype(float)
-    found = mean_over(difference, by or clusters(groups), alpha)
-    return found.within(range_of_difference("effective_rank", int(groups["R"].iloc[0]))) if len(groups) else found
+    equal norm; for rows of the loss orthogonal rows with their own norms), or the null that is named.
+
+    Of "null_both" the difference is never above 0: eigenvalues majorise the diagonal (Schur), so that no rows of these
+    norms have a larger effective rank than orthogonal ones.
+    """
+    found = mean_over(groups["effective_rank"] - groups[null].astype(float), by or clusters(groups), alpha)
+    if not len(groups):
+        return found
+    low, high = range_of_difference("effective_rank", int(groups["R"].iloc[0]))
+    return found.within((low, 0.0 if null == "null_both" else high))
 
 
 def accuracies(sweep: Sweep, arm: str, R: int) -> dict[str, object]:
