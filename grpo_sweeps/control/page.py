@@ -25,8 +25,8 @@ COLUMNS = ("kind", "quantity", "mean", "low", "high", "groups")
 WORDS = (
     "Each kind has R rows of weight 1 from the same problems: R completions of one problem, one completion of each of "
     "R problems, and the reference solutions of these. Values are means over groups with 95% intervals (Student's t "
-    "over groups, cut to the values that a quantity can take); a difference is paired by group. An effective rank "
-    "below its null is structure: overlap of the scores beyond their norms and equal texts."
+    "over groups, cut to the values that a quantity can take); a difference is paired by group. An effective rank is "
+    "never above its null; how far it lies below says how much the rows overlap, as independent directions do as well."
 )
 
 
