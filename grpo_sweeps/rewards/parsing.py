@@ -6,16 +6,19 @@ flexible  the number in the last `\boxed{}` that holds a digit; without such a b
 
 Neither looks at what is thought or run on: `<think>...</think>` is passed over, a `</think>` that nothing opened closes
 the block that a chat template opens in the prompt, and after a `<think>` that is not closed there is no answer yet; the
-answer ends where the model goes on with another question or another turn (`RUN_ON`).
+answer ends where the model goes on with another question or another turn (`RUN_ON`). A `Problem:` is another question
+only after an answer: many a completion says the problem again before it solves it.
 
 A number is a plain one. Currency, thousands separators, units, percent signs and a trailing full stop are taken off,
 and what is left must be one decimal number: a range (`3-5`), a fraction (`18/2`), a mixed number (`1 1/2`), a sum, a
 list (`3,5`, `3 or 5`), two numbers (`18 5`) or a part of one (`18k`, `18 million`) after `####` or in a box are no
 answer, rather than their first or last part. A numbered heading (`#### 1. First step`) is passed over where a later
-`####` has a number. A space groups thousands (`1 000`) where every further group has three digits and nothing but
-markup, currency or a stop follows on the line. One minus sign between `####` and the number counts, with or without a
-space after it; elsewhere a minus counts only where it is not a subtraction, a range, a hyphen or a bullet. Completions
-are hostile text: each character is looked at a bounded number of times.
+`####` has a number. A space groups thousands in any place where the second group begins with a zero (`1 000 eggs`), as
+no number of its own does; after `####` and in a box also where every further group has three digits and nothing but
+markup, currency or a stop follows on the line (`1 234`, but not `5 100 dollar bills`). One minus sign between `####`
+and the number counts, with or without a space after it; elsewhere a minus counts only where it is not a subtraction, a
+range, a hyphen or a bullet. `minus 18` and `negative 18` are -18 where an answer begins with them (`SAID_MINUS`) and no
+further digit follows. Completions are hostile text: each character is looked at a bounded number of times.
 """
 
 from __future__ import annotations
@@ -52,17 +55,34 @@ HEADING = re.compile(r"\.[ \t]++[^\W\d_]")
 DENOMINATOR = re.compile(r"(?:[\d}] ?[/⁄] ?|\}\{)$")
 # Thousands grouped by spaces, with nothing after them on their line.
 SPACED = re.compile(r"\d{1,3}(?: \d{3})++(?:\.\d++)?(?=[ \t*_`\"$€£¥₹%)}\]>.\\]*+(?:\n|\Z))")
+# Thousands grouped by spaces in any place: 000 or 050 is no number beside the one before it. No match begins within a
+# row of such groups, so that a long row is read once.
+ZERO_GROUP = re.compile(r"(?<![\w.,:])(?<!\d )\d{1,3} 0\d\d(?: \d{3})*+(?![\w-]|,\d)")
+# A sign in words, where the answer begins with it and its number is the last of the text. After other words it is a
+# subtraction ("20 minus 18", "we have to minus 18") or a heading ("#### Minus 18 eggs\n20 - 18 = 2").
+SAID_MINUS = re.compile(
+    r"(?P<before>(?:####|=|boxed\{|\b(?:is|was|be|equals|of|at)\b|\banswer[ \t*_]*+:)[ \t*_`\"$(]*+)"
+    r"\b(?:minus|negative)[ \t]++(?=[$€£¥₹\\]*+\d[\d.,]*+\D*+\Z)",
+    re.IGNORECASE,
+)
 BOX = re.compile(r"(?P<box>f?box(?:ed)?[ \t]*+\{)|\\[{}]|(?P<brace>[{}])|\d")
 CURRENCY_WORD = re.compile(r"(?:USD|US|EUR|GBP|Rs)$")
 SENTENCE_END = re.compile(r"(?<=[^\W\d_])[.,](?=\d)")  # "Rs.18", "eggs.18": a stop after a letter is no decimal point
-THINKING = re.compile(r"<(?P<close>/?)(?:think|thinking|reasoning)>", re.IGNORECASE)
+THINKING = re.compile(r"<(?P<close>/?)(?:think|thinking|reasoning|thought)>", re.IGNORECASE)
 # Where a model goes on with another question or turn: marks of chat templates, and names of speakers that begin a line.
 # Decoding leaves special tokens out, and of "<|im_start|>user" remains a line "user".
 RUN_ON = re.compile(
     r"<\|\w++\|>|\[INST\]|<start_of_turn>"
     r"|\n[ \t]*+[#*>]*+[ \t]*+(?:(?:Question|Q|Instruction)(?:[ \t]*+#?\d++)?|Human|User|Assistant)\**+[ \t]*+(?::|$)"
+    r"|\n[ \t]*+[#*>]*+[ \t]*+(?:(?:QUESTION|INSTRUCTION)(?:[ \t]*+#?\d++)?|HUMAN|USER|ASSISTANT|AI)\**+[ \t]*+:"
     r"|\n[ \t]*+(?:user|assistant)[ \t]*+$",
     re.MULTILINE,
+)
+PROBLEM = re.compile(r"\n[ \t]*+[#*>]*+[ \t]*+(?:Problem|PROBLEM)(?:[ \t]*+#?\d++)?\**+[ \t]*+:")
+# What an answer looks like that was given before: no heading such as "#### 1. Understand the problem".
+GIVEN = re.compile(
+    r"####[ \t*_`$€£¥₹-]*+\d[\d.,]*+(?![ \t]*+[^\W\d_])|boxed[ \t]*+\{[^{}\n\d]*+\d"
+    r"|\banswer[ \t]++is[ \t*_`$€£¥₹-]*+\d"
 )
 # Signs and separators that look alike: minus signs to "-", the narrow spaces that group digits to ",".
 LOOKALIKES = {
@@ -101,12 +121,16 @@ def spoken(text: str) -> str:
     """A completion without what is thought, up to where it runs on into another question or turn."""
     text = _said(text.replace("\r\n", "\n"))
     run_on = RUN_ON.search(text)
-    return text[: run_on.start()] if run_on else text
+    text = text[: run_on.start()] if run_on else text
+    given = GIVEN.search(text)
+    problem = PROBLEM.search(text, given.end()) if given else None
+    return text[: problem.start()] if problem else text
 
 
 def _prepare(text: str) -> str:
     text = spoken(text).replace("{,}", ",").replace(r"\,", ",").translate(LOOKALIKES)
-    return SENTENCE_END.sub(" ", text)
+    text = ZERO_GROUP.sub(lambda found: found.group().replace(" ", ""), SENTENCE_END.sub(" ", text))
+    return SAID_MINUS.sub(r"\g<before>-", text)
 
 
 def _said(text: str) -> str:

@@ -27,7 +27,7 @@ from grpo_sweeps.sweep import preflight
 from grpo_sweeps.sweep.execute import LOG_FILE, RunResult, Signals, execute
 from grpo_sweeps.sweep.identity import identity
 from grpo_sweeps.sweep.ledger import status_or_none
-from grpo_sweeps.sweep.plan import Plan, PlannedRun, gpus_of
+from grpo_sweeps.sweep.plan import Plan, PlannedRun, at_most, gpus_of
 from grpo_sweeps.text import plain, show
 from grpo_sweeps.tracking.lines import SAMPLER
 from grpo_sweeps.tracking.status import seconds_since_start
@@ -395,11 +395,13 @@ def _expected(flight: Flight, plan: Plan, params: Mapping[str, Any]) -> list[str
     gpus = gpus_of(params) or int(not device(own)[0].startswith("CPU"))
     config = next(run.config for run in plan.runs if run.name == flight.name)
     times, completions = evaluations(config)
-    text = f"this run {_duration(seconds[flight.name], gpus)}: {before_s:.0f} s before its first step, "
-    text += f"{'up to ' if config.trainer.tokens else ''}{count(config.trainer.steps, 'step')} of {step_s:.3g} s"
-    text += f", {count(times, 'evaluation')} of {count(completions, 'completion')}" if times else ""
+    most, most_of_all = at_most(config), next(filter(None, (at_most(run.config) for run in plan.runs)), "")
+    text = f"this run {most}{_duration(seconds[flight.name], gpus)}: {before_s:.0f} s before its first step, "
+    text += f"{most}{count(config.trainer.steps, 'step')} of {step_s:.3g} s"
+    text += f", {most}{count(times, 'evaluation')} of {count(completions, 'completion')}" if times else ""
     if len(plan.runs) > 1:
-        text += f"; all {len(plan.runs)} runs {_duration(sum(seconds.values()), gpus)}, one after the other"
+        of_all = _duration(sum(seconds.values()), gpus)
+        text += f"; all {len(plan.runs)} runs {most_of_all}{of_all}, one after the other"
     basis = "from step 2 here, scaled by each run's rollouts and parameters; evaluation at its sampling pace"
     return _item("expected", f"{text} ({basis})")
 

@@ -93,30 +93,36 @@ def grid(plan: Plan, params: Mapping[str, Any]) -> list[str]:
     """The lines of the table and its sum. params: the launcher's; empty for runs in this process."""
     pace = measured(plan)
     gpus = gpus_of(params)
-    rows, hours, unknown = [HEADER], 0.0, 0
+    rows, hours, unknown, budget = [HEADER], 0.0, 0, ""
     for run in plan.runs:
         left = steps_left(run)
+        most = at_most(run.config) if left else ""
         seconds = pace.get(kind_of(run.frozen))
         cost = ("", "", "")
         if left and seconds is not None:
             own = left * seconds / 3600
-            cost = (_short(seconds), _short(own), _short(own * gpus) if gpus else "")
-            hours += own
+            cost = (_short(seconds), f"{most}{_short(own)}", f"{most}{_short(own * gpus)}" if gpus else "")
+            hours, budget = hours + own, budget or most
         elif left:
             unknown += 1
             cost = ("not measured", "?", "?")
         takes = resources(params) if left else ""
-        most = "up to " if left and run.config.trainer.tokens else ""
         rows.append((run.name, run.identity, run.decision.action, f"{most}{left}", takes, *cost, run.decision.reason))
-    return [*aligned(rows), _sum(len(plan.due), hours, gpus, unknown)]
+    return [*aligned(rows), _sum(len(plan.due), hours, gpus, unknown, budget)]
 
 
-def _sum(due: int, hours: float, gpus: int, unknown: int) -> str:
+def at_most(config: RunConfig) -> str:
+    """ "up to " before what is counted as though a run took all its steps, where a budget of tokens may end it before;
+    "" for a run without one."""
+    return "up to " if config.trainer.tokens else ""
+
+
+def _sum(due: int, hours: float, gpus: int, unknown: int, budget: str) -> str:
     if not due:
         return "nothing to do"
     if unknown == due:
         return f"{count(due)} to do; their cost is known once a run of their kind has made a step"
-    line = f"{count(due)} to do: about {_short(hours)} hours of steps"
+    line = f"{count(due)} to do: {budget}about {_short(hours)} hours of steps"
     line += f", {_short(hours * gpus)} GPU-hours" if gpus else ""
     return line + (f", without {count(unknown)} of a kind that is not measured" if unknown else "")
 

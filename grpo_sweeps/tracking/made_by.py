@@ -74,27 +74,36 @@ def other_code(before: MadeBy, now: MadeBy) -> bool | None:
 
 
 def changes(before: MadeBy, now: MadeBy) -> list[str]:
-    """How the user's own functions, the data and the weights differ: one part of a sentence each."""
-    found = []
+    """How the user's own functions, the data and the weights differ: one part of a sentence each, functions of which
+    the same modules have changed in one."""
+    parts: dict[frozenset[str], tuple[list[str], list[str]]] = {}
     for key, modules in before.functions.items():
-        if words := _changed(modules, now.functions.get(key, {})):
-            found.append(f"{key}: {words}")
+        if names := _changed(modules, now.functions.get(key, {})):
+            parts.setdefault(frozenset(names), ([], names))[0].append(key)
+    found = [f"{_all(keys)}: {_have_changed(names)}" for keys, names in parts.values()]
     if before.data and now.data:
         for half, name in HALVES.items():
             was, is_ = before.data.get(half, ""), now.data.get(half, "")
             if was != is_:
                 found.append(f"task: its {name} have changed ({_number(was)}, now {_number(is_)})")
-    if words := _changed(before.weights, now.weights):
-        found.append(f"model.path: {words}")
+    if names := _changed(before.weights, now.weights):
+        found.append(f"model.path: {_have_changed(names)}")
     return found
 
 
-def _changed(before: Mapping[str, str], now: Mapping[str, str]) -> str:
-    """ "my_reward and my_words have changed"; "" where nothing has, and where one side is not known."""
-    if not before or not now:
-        return ""
-    names = [name for name in {**before, **now} if before.get(name) != now.get(name)]
-    return f"{_listed(names)} {'has' if len(names) == 1 else 'have'} changed" if names else ""
+def _changed(before: Mapping[str, str], now: Mapping[str, str]) -> list[str]:
+    """The names of other digests; none where one side is not known."""
+    return _differing([before, now]) if before and now else []
+
+
+def _have_changed(names: Sequence[str]) -> str:
+    """ "my_reward, my_words have changed" """
+    return f"{_listed(names)} {'has' if len(names) == 1 else 'have'} changed"
+
+
+def _all(keys: Sequence[str]) -> str:
+    """ "a, b and c", without leaving one out."""
+    return " and ".join(part for part in (", ".join(keys[:-1]), keys[-1]) if part)
 
 
 def _number(words: str) -> str:
@@ -120,8 +129,9 @@ def mixed(runs: Iterable[tuple[str, Mapping[str, Any], MadeBy]]) -> list[str]:
 
 
 def _differing(parts: Sequence[Mapping[str, str]]) -> list[str]:
-    """The names of what is not the same in all."""
-    return [name for name in sorted({name for part in parts for name in part}) if len({p.get(name) for p in parts}) > 1]
+    """The names of what is not the same in all, in the order in which they come."""
+    names = dict.fromkeys(name for part in parts for name in part)
+    return [name for name in names if len({part.get(name) for part in parts}) > 1]
 
 
 def _parts(config: Mapping[str, Any], made: MadeBy) -> Iterable[tuple[str, str, Mapping[str, str]]]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import shutil
 import sys
 import tempfile
@@ -244,7 +245,16 @@ def test_the_heaviest_run_of_a_sweep(place: Path, capfd: pytest.CaptureFixture[s
         out = " ".join(capfd.readouterr().out.split())
         assert "Flight check of R=4 seed=1 prompts=2, the heaviest of 4 runs" in out
         assert "all 4 runs" in out and ("GPU-hours" in out) == (words is not sweep)
+        assert "up to" not in out
     assert left(place) == []
+
+
+def test_a_budget_of_tokens_makes_every_count_a_most(place: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    evaluated = ("trainer.eval_every=1", "trainer.eval_problems=2", "trainer.eval_samples=1")
+    check.main(["-m", "trainer.tokens=100", "trainer.prompts=2,1", *BASE[:3], *evaluated, *BASE[5:], LIMIT])
+    out = " ".join(capfd.readouterr().out.split())
+    assert re.search(r"expected this run up to \d+ s: \d+ s before its first step, up to 2 steps of", out)
+    assert "s, up to 3 evaluations of" in out and "; all 2 runs up to" in out
 
 
 def test_heaviest_weighs_rollouts_limit_and_model(place: Path) -> None:

@@ -73,7 +73,9 @@ def test_an_edited_verdict_is_refused_until_redo(
     (own_reward / "own_words.py").write_text("GOOD = 'no'\n")
     forget("own_reward", "own_words")
     assert run(*words) == 2
-    assert f"{key}.verdict=own_reward.right: own_words has changed" in capfd.readouterr().err
+    said = capfd.readouterr().err
+    named = [f"{key}.verdict=own_reward.right" for key in (("task", "reward") if key == "task" else (key,))]
+    assert f" {' and '.join(named)}: own_words has changed" in said and said.count("own_words has changed") == 1
     forget("own_reward", "own_words")
     assert run(*words, "redo=stale") == 0
 

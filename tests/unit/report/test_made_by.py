@@ -114,3 +114,17 @@ def test_what_is_not_known_is_not_compared() -> None:
         f"{REWARD}: my_reward, a, b and 2 more have changed", "model.path: config.json, x have changed",
     ]  # fmt: skip
     assert MadeBy().or_else(ONE).data == ONE.data and ONE.or_else(MadeBy()) == ONE
+
+
+def test_functions_of_which_the_same_modules_have_changed_are_told_in_one_part() -> None:
+    verdicts = [f"{key}.verdict=my.right" for key in ("task", "reward", "reward.functions.a")]
+    other, both = "estimator._target_=my.mean", {"my": "1", "words": "1"}
+    before = MadeBy("a", functions={key: both for key in (*verdicts, other)} | {REWARD: {"my_reward": "1"}})
+    now = {key: {"my": "2", "words": "1"} for key in verdicts} | {other: {"my": "2", "words": "2"}}
+    assert changes(before, replace(before, functions={**now, REWARD: {"my_reward": "2"}})) == [
+        "task.verdict=my.right, reward.verdict=my.right and reward.functions.a.verdict=my.right: my has changed",
+        f"{other}: my, words have changed", f"{REWARD}: my_reward has changed",
+    ]  # fmt: skip
+    swapped = {REWARD: {"words": "2", "my": "2"}, other: {"my": "2", "words": "2"}}
+    before = MadeBy("a", functions={REWARD: both, other: dict(reversed(both.items()))})
+    assert changes(before, replace(before, functions=swapped)) == [f"{REWARD} and {other}: my, words have changed"]

@@ -62,6 +62,26 @@ TABLE = [
     ("#### 1 234 eggs", "1", WRONG),
     ("#### 1 234 eggs", "1234", WRONG),
     ("#### 5 100 dollar bills", "5100", WRONG),
+    ("#### 1 000 eggs", "1000", RIGHT),
+    ("#### 1 000 eggs", "0", WRONG),
+    ("#### 1\u202f000 eggs", "1000", RIGHT),
+    ("#### 1\u202f234 eggs", "1234", RIGHT),
+    ("#### $12 050.50 in all", "12050.5", RIGHT),
+    ("#### 1 000 000 eggs.", "1000000", RIGHT),
+    ("#### -1 000 eggs", "-1000", RIGHT),
+    ("She has 1 000 eggs", "1000", LOOSE),
+    ("She has 1 000.", "1000", LOOSE),
+    ("She has 1 000.", "0", WRONG),
+    (r"\boxed{1 000\text{ eggs}} of 3", "1000", LOOSE),
+    ("#### 1 000 or 2 000 eggs", "1000", WRONG),
+    ("#### 1 000 20 eggs", "1000", WRONG),
+    ("#### 1 000,5 eggs", "1000", WRONG),
+    ("#### 20 1 000 eggs", "201000", WRONG),
+    ("#### 1 0000 eggs", "10000", WRONG),
+    ("#### 1 00 eggs", "100", WRONG),
+    ("#### 1000 000 eggs", "1000000", WRONG),
+    ("#### 1  000 eggs", "1000", WRONG),
+    ("It is 1 234", "234", LOOSE),
     ("#### 1,234", "1", WRONG),
     ("#### 1,234", "234", WRONG),
     # without the marker only flexible parsing finds it
@@ -112,6 +132,9 @@ TABLE = [
     ("<think>5</think>#### 18<think>6</think>", "18", RIGHT),
     ("<THINK>#### 5</THINK><reasoning>#### 6</reasoning>#### 18", "18", RIGHT),
     ("<thinking>#### 5</thinking>#### 18", "18", RIGHT),
+    ("<thought>#### 5</thought>#### 18", "18", RIGHT),
+    ("<thought>\\boxed{5}</thought>#### 18", "5", WRONG),
+    ("<Thought>#### 18", "18", NOTHING),
     ("<think>#### 18", "18", NOTHING),
     ("#### 18\n<think>#### 5", "18", RIGHT),
     ("1<think></think>8", "18", WRONG),
@@ -133,7 +156,22 @@ TABLE = [
     ("#### 18<|im_start|>user\n7", "18", RIGHT),
     ("It is 18. [INST] 7? [/INST]", "18", LOOSE),
     ("It is 18.<start_of_turn>user 7?", "18", LOOSE),
+    ("It is 18.\nHUMAN: 7?", "18", LOOSE),
+    ("It is 18.\nUSER: 7?\nASSISTANT: #### 7", "18", LOOSE),
+    ("It is 18.\n**AI:** 7", "18", LOOSE),
+    ("It is 18.\nAI: 7", "18", LOOSE),
+    ("It is 18.\n### QUESTION 2: 7?", "18", LOOSE),
+    ("The answer is 18.\n\nProblem: 7?", "18", LOOSE),
+    ("The answer is **$18**.\n**Problem 2:** 7?", "18", LOOSE),
+    ("\\boxed{18}\nProblem #2: \\boxed{7}", "18", LOOSE),
+    ("#### 18\nPROBLEM: \\boxed{7}", "18", RIGHT),
+    # a problem that is said again before it is solved
+    ("Sure.\nProblem: 9 + 9?\n#### 18", "18", RIGHT),
+    ("The answer goes into \\boxed{}.\nProblem: 9 + 9?\n\\boxed{18}", "18", LOOSE),
+    ("#### 1. Understand\nProblem: 9 + 9?\n#### 18", "18", RIGHT),
     # but these words elsewhere do not end it
+    ("It is 5.\nAI\nNo: 18", "18", LOOSE),
+    ("It is 5.\nAI costs 18", "18", LOOSE),
     ("Question: how many?\nAnswer: #### 18", "18", RIGHT),
     ("To answer the Question: 9*2\n#### 18", "18", RIGHT),
     ("5 humans.\nQuestions are asked.\nUsers: 3.\n#### 18", "18", RIGHT),
@@ -166,6 +204,22 @@ TABLE = [
     ("So 20 -18", "18", LOOSE),
     ("- 18 apples", "18", LOOSE),
     ("a seat in row twenty-18", "18", LOOSE),
+    ("#### minus 18", "-18", RIGHT),
+    ("#### negative 18 degrees.", "-18", RIGHT),
+    ("#### Negative $18", "-18", RIGHT),
+    ("#### minus 18", "18", WRONG),
+    ("The answer is minus 18.", "-18", LOOSE),
+    ("x = negative 1,234.5", "-1234.5", LOOSE),
+    ("The profit was minus 1 000 dollars", "-1000", LOOSE),
+    ("**Answer:** minus 18", "-18", LOOSE),
+    (r"\boxed{minus 18}", "-18", LOOSE),
+    ("This minus 18", "18", LOOSE),
+    ("It is 20 minus 18", "18", LOOSE),
+    ("It is minus -18", "18", WRONG),
+    ("So we have to minus 18", "18", LOOSE),
+    ("Next: minus 18", "18", LOOSE),
+    ("It is nonnegative 18", "18", LOOSE),
+    ("#### Minus 18 eggs\n20 - 18 = 2\n#### 2", "2", RIGHT),
     # ranges, sums, fractions, lists, times: not one number, no credit for a part
     ("#### 3-5", "3", WRONG),
     ("#### 3-5", "-5", WRONG),
@@ -182,6 +236,9 @@ TABLE = [
     ("#### 3,5", "35", WRONG),
     ("#### 10:30", "10", WRONG),
     ("#### 3, 5", "3", WRONG),
+    ("#### 18, 20", "18", WRONG),
+    ("#### 18, 20", "20", LOOSE),
+    ("18, 20", "20", LOOSE),
     ("#### 18 5", "18", WRONG),
     ("#### 1 1/2", "1", NOTHING),
     ("#### 1 1/2", "2", NOTHING),
@@ -286,6 +343,11 @@ PIECES = [
     "<think>",
     "</think>",
     "<|im_start|>",
+    "minus ",
+    "answer is ",
+    "\nProblem:",
+    "\nAI:",
+    "1 000",
 ]
 HOSTILE = st.one_of(st.text(max_size=200), st.lists(st.sampled_from(PIECES), max_size=30).map("".join))
 
@@ -336,6 +398,8 @@ HOSTILE_REPEATS = [
     "boxed", "5 -", "US", "1/", "\u202f", "####$", "e1", "٣", "boxed{", "boxed{1", "boxed{1}", "boxed ", "{", "}",
     "<think>", "</think>", "<think>1</think>", "<|", "<|a", "\nUser", "\n  ", "\n**", "\nQuestion 1", " 000", "<1",
     "####<1", "#### -", " and ", "= - ", "#### 1 1",
+    " 000 ", "1 000 ", "1 000", "is minus 1", "is minus ", "= ", "= minus $", "#### minus 1", "answer", "answer is 1",
+    "answer*", "\nProblem", "\nProblem:", "boxed{a", "<thought>",
 ]  # fmt: skip
 ENDS = [("", ""), ("#### ", ""), ("", "5"), ("#### 1,00", ",0x"), ("#### 1", "x"), (r"\boxed{", "}")]
 
@@ -375,3 +439,48 @@ EIGHTEEN = [
 @pytest.mark.parametrize("text", EIGHTEEN)
 def test_headings_signs_and_units_leave_the_answer(text):
     assert verdict(text, "18").strict and not verdict(text, "1").strict
+
+
+def _or_none(value: str) -> Decimal | None:
+    return None if value == "none" else Decimal(value)
+
+
+ORDINARY = [  # (completion, strict, flexible)
+    ("Ana sells 16 - 3 - 4 = 9 eggs.\nShe makes 9 * 2 = $18.\n#### 18", "18", "18"),
+    ("It takes 2/2 = 1 bolt of white.\nSo 2 + 1 = 3 bolts in all.\n#### 3", "3", "3"),
+    ("80,000 + 50,000 = 130,000\n200,000 - 130,000 = 70,000\n#### 70,000", "70000", "70000"),
+    ("He runs 3 * 60 = 180 meters a day, 540 meters in 3 days.\n#### 540 meters", "540", "540"),
+    ("The answer is 20 minus 18.", "none", "18"),
+    ("20 minus 18 is 2.\n#### 2", "2", "2"),
+    ("First, 36 minus 18 leaves 18 eggs. The total is 18", "none", "18"),
+    ("We have to minus 18", "none", "18"),
+    ("The answer is $5.50.", "none", "5.50"),
+    ("So the total cost is $1,234.50 for 3 people", "none", "3"),
+    ("#### 5 100 dollar bills", "none", "100"),
+    ("Day 1 100\nDay 2 200\nDay 3 300", "none", "300"),
+    ("There are 18 2-liter bottles, so 36 liters.", "none", "36"),
+    ("At 10:30 she has 25% of 200 = 50.\n#### 50", "50", "50"),
+    ("### Step 1\n3 * 4 = 12\n### Step 2\n12 + 6 = 18\n\n**Answer: 18**", "none", "18"),
+    ("#### Minus 18 eggs\n20 - 18 = 2\n#### 2", "2", "2"),
+    ("#### Minus 18 eggs\n20 - 18 = 2", "none", "2"),
+    ("Sure!\n\nProblem: Ana has 9 pens and 9 more.\nSolution: 9 + 9 = 18\n#### 18", "18", "18"),
+    ("#### 1. Understand\nProblem: how many?\n#### 2. Solve\n9 + 9 = 18\n#### 18", "18", "18"),
+    ("The problem: 9 + 9. The answer: 18.", "none", "18"),
+    ("AI costs 5 dollars and a human 13.\nIn all: 18", "none", "18"),
+    ("I think the thought counts: 18", "none", "18"),
+    ("x = 3, y = -15\nx - y = 18", "none", "18"),
+    ("Temperature falls to -18 degrees.", "none", "-18"),
+    ("\\boxed{18}\nCheck: 9 + 9 = 18 and 20 - 2 = 18.", "none", "18"),
+    ("The total number of eggs is 7.", "none", "7"),
+    ("1. 5 apples\n2. 6 pears\n3. 7 plums\nTotal: 18.", "none", "18"),
+    ("It is 1 234.", "none", "234"),
+    ("Call 555 012 3456", "none", "3456"),
+    ("I cannot answer this.", "none", "none"),
+]
+
+
+@pytest.mark.parametrize(("completion", "strict", "flexible"), ORDINARY)
+def test_ordinary_completions_are_read_as_they_always_were(completion: str, strict: str, flexible: str) -> None:
+    """What the parser read before it knew signs in words, `Problem:` and groups of zeros, written down then."""
+    text = _prepare(completion)
+    assert (_strict(text), _flexible(text)) == (_or_none(strict), _or_none(flexible))

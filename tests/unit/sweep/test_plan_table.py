@@ -55,6 +55,20 @@ def test_a_continued_run_costs_what_is_left(
     assert out[2] == "1 run to do: about 1 hours of steps"
 
 
+def test_what_a_budget_of_tokens_may_end_costs_at_most_so_much(
+    run: Run, workplace: Path, statuses: Any, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run("-m", "R=4", "seed=0") == 0
+    (status,) = statuses().values()
+    measure(workplace / "runs" / "adhoc" / status.identity, 7200.0)
+    capsys.readouterr()
+    assert run("-m", "R=4", "seed=5", "trainer.tokens=null,100", "dry_run=true") == 0
+    out = lines_of(capsys)
+    assert out[1].endswith("start 3 this process 7200.0 6 new")
+    assert out[2].endswith("start up to 3 this process 7200.0 up to 6 new")
+    assert out[3] == "2 runs to do: up to about 12.0 hours of steps"
+
+
 def test_nothing_measured_is_nothing_known(run: Run, workplace: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert run("-m", "R=2,4", "dry_run=true") == 0
     captured = capsys.readouterr()
