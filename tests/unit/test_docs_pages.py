@@ -137,8 +137,8 @@ def test_the_verdicts_are_those_of_the_theory_report() -> None:
 
 def test_what_the_readme_says_of_smollm2_is_in_the_committed_table() -> None:
     found = re.search(
-        r"within (\S+) of orthogonal scores with the measured norms, while 4k\(R-k\)/R is missed by up to (\S+) in cells "
-        r"of (\d+) groups or more",
+        r"within (\S+) of orthogonal scores with the measured norms, while 4k\(R-k\)/R is missed by up to "
+        r"(\S+) in cells of (\d+) groups or more",
         (ROOT / "README.md").read_text(encoding="utf-8"),
     )
     assert found is not None
