@@ -95,14 +95,28 @@ def with_manifest(files: Mapping[str, bytes], record: Mapping[str, Any]) -> dict
 
 
 def write(folder: Path, files: Mapping[str, bytes]) -> None:
-    """Write the files, each whole or not at all.
+    """Write the files, each whole or not at all, and remove those of an earlier report in this folder that are none of
+    these: a figure that is no longer drawn would be taken for this report's.
 
     Raises:
         OSError: where the folder cannot be made or written to.
     """
     folder.mkdir(parents=True, exist_ok=True)
+    before = _listed(folder / REPORT_MANIFEST)
     for name, content in files.items():
         write_bytes(folder / name, content)
+    for name in before - set(files):
+        (folder / name).unlink(missing_ok=True)
+
+
+def _listed(manifest: Path) -> set[str]:
+    """The files beside a manifest that it lists; none where it is no manifest of a report."""
+    try:
+        listed = json.loads(manifest.read_bytes())["files"]
+        names = {name for name in listed if Path(name).name == name}
+    except (OSError, ValueError, KeyError, TypeError):
+        return set()
+    return {name for name in names if (manifest.parent / name).is_file()}
 
 
 def versions() -> dict[str, str]:

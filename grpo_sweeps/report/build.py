@@ -182,7 +182,7 @@ def spectral_plots(
     return [
         spectral_plot(sweep, "fig1", "Effective rank by training step", "effective_rank", "effective rank"),
         spectral_plot(sweep, "fig2", "Top-1 fraction by training step", "top1_fraction", "top-1 fraction"),
-        heldout_plot(sweep, curves),
+        *heldout_plot(sweep, curves),
         *rank_by_k_plot(sweep, by_k),
         *layer_figure(sweep, layers),
         *by_k_figure(sweep, by_k),

@@ -117,7 +117,7 @@ def _figure(plot: Plot, images: Mapping[str, bytes], number: int | None) -> dict
 
 def _not_drawn(plots: Sequence[Plot]) -> str:
     """Which of the numbered figures are not there, and why."""
-    why = {"fig4": by_k.NOT_DRAWN, "fig5": layers.NOT_DRAWN}
+    why = {"fig3": by_step.NOT_DRAWN, "fig4": by_k.NOT_DRAWN, "fig5": layers.NOT_DRAWN}
     names = {plot.name for plot in plots}
     return " ".join(sentence for name, sentence in why.items() if name not in names)
 

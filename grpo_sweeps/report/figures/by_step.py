@@ -226,31 +226,37 @@ def spectral_plot(sweep: Sweep, name: str, title: str, column: str, label: str) 
     return Plot(name, title, caption, tuple(panels))
 
 
-def heldout_plot(sweep: Sweep, curves: pd.DataFrame | None = None) -> Plot:
-    """fig3: held-out accuracy by step and by rollouts used, and the reward on these problems beside that in training.
+def heldout_plot(sweep: Sweep, curves: pd.DataFrame | None = None) -> list[Plot]:
+    """fig3: held-out accuracy by step and by rollouts used, and the reward on these problems beside that in training,
+    of each arm that was evaluated; none without such an arm.
 
     An arm whose task has no verdicts has the reward in both. curves: `logged.curve_table`, for the training reward.
     """
-    panels, unjudged, rewards = [], unjudged_arms(sweep), False
+    panels: list[Panel] = []
+    unjudged, rewards, accuracies = unjudged_arms(sweep), False, False
     for arm, Rs in arm_cells(sweep).items():
         own = {R: accuracy_by_step(sweep, arm, R, reward=True) for R in Rs}
-        measured = any(len(curve) for curve in own.values())
+        of_arm = {R: accuracy_by_step(sweep, arm, R) for R in Rs}
+        measured = any(map(len, own.values()))
+        if not measured and not any(map(len, of_arm.values())):
+            continue
         if arm not in unjudged:
-            of_arm = {R: accuracy_by_step(sweep, arm, R) for R in Rs}
+            accuracies = True
             panels += [_heldout(sweep, arm, of_arm, x, "held-out accuracy") for x in ("step", "rollouts")]
         if arm in unjudged or measured:
             rewards = True
             panels.append(_heldout(sweep, arm, own, "step", REWARD, _training_reward(curves, arm)))
         if arm in unjudged:
             panels.append(_heldout(sweep, arm, own, "rollouts", REWARD))
+    if not panels:
+        return []
     said = f" {'' if unjudged else OWN_REWARD}{TRAINING_REWARD}" if rewards else ""
     caption = f"{evaluation_in_words(sweep)}{said} {HELDOUT}"
-    shown = [
-        name for name, there in (("accuracy", len(unjudged) < len(arm_cells(sweep))), ("reward", rewards)) if there
-    ]
-    return Plot("fig3", f"Held-out {' and '.join(shown)}", caption, tuple(panels))
+    shown = [name for name, there in (("accuracy", accuracies), ("reward", rewards)) if there]
+    return [Plot("fig3", f"Held-out {' and '.join(shown)}", caption, tuple(panels))]
 
 
+NOT_DRAWN = "Figure 3, accuracy or reward on held-out problems, is not drawn: no run was evaluated on any."
 REWARD = "held-out reward"
 OWN_REWARD = "Held-out reward: the run's own, on the same problems. "
 TRAINING_REWARD = "Dotted: the mean reward of the training rollouts."

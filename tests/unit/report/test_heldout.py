@@ -9,6 +9,7 @@ import pytest
 
 from grpo_sweeps.publish.drawing import render
 from grpo_sweeps.report.build import build
+from grpo_sweeps.report.figures import by_step
 from grpo_sweeps.report.figures.by_step import heldout_plot
 from grpo_sweeps.report.read.query import Sweep, load_sweep
 from grpo_sweeps.report.tables.logged import curve_table
@@ -86,7 +87,7 @@ def test_records_without_rewards_make_the_table_of_before(write, tmp_path: Path)
     write(tmp_path, "old", 2, 0, steps=4)
     sweep = load_sweep("old", tmp_path)
     assert not [name for name in table1(sweep) if "heldout" in name]
-    assert [panel.title for panel in heldout_plot(sweep, curve_table(sweep)).panels] == [
+    assert [panel.title for panel in heldout_plot(sweep, curve_table(sweep))[0].panels] == [
         "held-out accuracy, by training step", "held-out accuracy, by rollouts used",
     ]  # fmt: skip
 
@@ -105,17 +106,29 @@ def test_arms_with_and_without_verdicts_have_a_column_each(essays: Path) -> None
 
 def test_figure_3_has_the_reward_beside_that_in_training(essays: Path) -> None:
     sweep = load_sweep("judged", essays)
-    plot = heldout_plot(sweep, curve_table(sweep))
+    (plot,) = heldout_plot(sweep, curve_table(sweep))
     assert plot.title == "Held-out accuracy and reward" and len(plot.panels) == 3
     assert plot.panels[2].title == "held-out reward, by training step" and "Dotted: the mean reward" in plot.caption
     sweep = load_sweep("essays", essays)
-    plot = heldout_plot(sweep, curve_table(sweep))
+    (plot,) = heldout_plot(sweep, curve_table(sweep))
     assert [panel.title for panel in plot.panels] == [
         "held-out reward, by training step", "held-out reward, by rollouts used",
     ]  # fmt: skip
     assert "from" in plot.panels[0].alt and plot.caption.count("Held-out reward:") == 1
     drawn = render(plot)["fig3_1.svg"].decode()
     assert "in training" in drawn and "in training" not in render(plot)["fig3_2.svg"].decode()
+
+
+def test_figure_3_is_of_the_arms_that_were_evaluated(write, tmp_path: Path) -> None:
+    write(tmp_path, "never", 2, 0, steps=3, evaluate=False)
+    assert heldout_plot(load_sweep("never", tmp_path)) == []
+    assert by_step.NOT_DRAWN.startswith("Figure 3")
+    other = {"estimator._target_": "grpo_sweeps.estimators.group.rloo"}
+    write(tmp_path, "some", 2, 0, steps=3, evaluate=False, config=other)
+    write(tmp_path, "some", 2, 0, steps=3)
+    sweep = load_sweep("some", tmp_path)
+    (plot,) = heldout_plot(sweep)
+    assert len(sweep.cells) == 2 and len(plot.panels) == 2
 
 
 @pytest.mark.parametrize(
@@ -132,7 +145,7 @@ def test_figure_3_has_the_reward_beside_that_in_training(essays: Path) -> None:
 def test_captions_say_what_is_right_by_the_kind_of_verdict(write, tmp_path: Path, changes: dict, words: str) -> None:
     write(tmp_path, "one", 2, 0, steps=2, config=changes)
     sweep = load_sweep("one", tmp_path)
-    assert words in evaluation_in_words(sweep) and words in heldout_plot(sweep).caption
+    assert words in evaluation_in_words(sweep) and words in heldout_plot(sweep)[0].caption
 
 
 def test_several_kinds_are_told_apart(write, tmp_path: Path) -> None:
