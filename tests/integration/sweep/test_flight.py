@@ -253,7 +253,7 @@ def test_a_budget_of_tokens_makes_every_count_a_most(place: Path, capfd: pytest.
     evaluated = ("trainer.eval_every=1", "trainer.eval_problems=2", "trainer.eval_samples=1")
     check.main(["-m", "trainer.tokens=100", "trainer.prompts=2,1", *BASE[:3], *evaluated, *BASE[5:], LIMIT])
     out = " ".join(capfd.readouterr().out.split())
-    assert re.search(r"expected this run up to \d+ s: \d+ s before its first step, up to 2 steps of", out)
+    assert re.search(r"expected this run up to [^:]+: [^,:]+ before its first step, up to 2 steps of", out)
     assert "s, up to 3 evaluations of" in out and "; all 2 runs up to" in out
 
 
