@@ -26,7 +26,7 @@ from grpo_sweeps import __version__, machine
 from grpo_sweeps.paths import why_no_path
 from grpo_sweeps.redaction import redact
 from grpo_sweeps.text import count as count
-from grpo_sweeps.text import did_you_mean, plain, show
+from grpo_sweeps.text import did_you_mean, in_a_row, plain, show
 from grpo_sweeps.types import ConfigError
 
 VERSION = f"grpo_sweeps {__version__}"
@@ -186,7 +186,7 @@ class Command(Generic[C]):
     def allowed(self) -> str:
         """All keys, as the sentence for an unknown one lists them."""
         shown = [f"--{k.typed}" if k.flag else self.each.format(key=k.typed, shown=k.value) for k in self.keys]
-        return ", ".join(shown[:-1]) + self.last + shown[-1]
+        return in_a_row(shown, self.last)
 
     def parser(self) -> argparse.ArgumentParser:
         """argparse's parser of the flags, whose --help describes the keys as well."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import json
 import os
 import tempfile
 from collections.abc import Callable
@@ -11,6 +12,18 @@ from typing import BinaryIO
 
 TEMPORARY_PREFIX = ".tmp-"
 REPORT_MANIFEST = "manifest.json"  # of a folder with a report: what it reports on, and its files
+
+
+def files_of_report(folder: Path, sweep: str | None = None) -> list[str]:
+    """The files of the report in a folder, by name: those that its manifest lists and that are there; none where the
+    folder holds no report, or not that of the sweep that is named."""
+    try:
+        manifest = json.loads((folder / REPORT_MANIFEST).read_bytes())
+        if sweep is not None and manifest["sweep"] != sweep:
+            return []
+        return [name for name in manifest["files"] if Path(name).name == name and (folder / name).is_file()]
+    except (OSError, ValueError, KeyError, TypeError):
+        return []
 
 
 def fsync_directory(directory: Path) -> None:

@@ -11,7 +11,7 @@ import os
 import re
 import sys
 import unicodedata
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import TextIO
 
 ALIKE = 0.7  # of a word and the one that was meant, from 0 to 1
@@ -29,6 +29,15 @@ def count(number: int, noun: str = "run") -> str:
     ('1 run', '3 runs', '0 findings')
     """
     return f"{number} {noun}{'' if number == 1 else 's'}"
+
+
+def in_a_row(words: Sequence[str], last: str = " and ") -> str:
+    """All of one or more words, with `last` before the last one.
+
+    >>> in_a_row(["a"]), in_a_row(["a", "b", "c"])
+    ('a', 'a, b and c')
+    """
+    return last.join(part for part in (", ".join(words[:-1]), words[-1]) if part)
 
 
 def visible(text: str) -> str:

@@ -21,7 +21,7 @@ from typing import Any
 from jinja2 import ChoiceLoader, Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
 
-from grpo_sweeps.files import REPORT_MANIFEST, write_bytes
+from grpo_sweeps.files import REPORT_MANIFEST, files_of_report, write_bytes
 from grpo_sweeps.publish.drawing import Plot
 from grpo_sweeps.text import visible
 
@@ -102,21 +102,11 @@ def write(folder: Path, files: Mapping[str, bytes]) -> None:
         OSError: where the folder cannot be made or written to.
     """
     folder.mkdir(parents=True, exist_ok=True)
-    before = _listed(folder / REPORT_MANIFEST)
+    before = files_of_report(folder)
     for name, content in files.items():
         write_bytes(folder / name, content)
-    for name in before - set(files):
+    for name in set(before) - set(files):
         (folder / name).unlink(missing_ok=True)
-
-
-def _listed(manifest: Path) -> set[str]:
-    """The files beside a manifest that it lists; none where it is no manifest of a report."""
-    try:
-        listed = json.loads(manifest.read_bytes())["files"]
-        names = {name for name in listed if Path(name).name == name}
-    except (OSError, ValueError, KeyError, TypeError):
-        return set()
-    return {name for name in names if (manifest.parent / name).is_file()}
 
 
 def versions() -> dict[str, str]:

@@ -13,6 +13,7 @@ from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
 from grpo_sweeps.config import TASK_KEYS
+from grpo_sweeps.text import in_a_row
 from grpo_sweeps.tracking import digests
 
 STALE = "stale: "  # how the reason begins for which a run is refused
@@ -80,7 +81,7 @@ def changes(before: MadeBy, now: MadeBy) -> list[str]:
     for key, modules in before.functions.items():
         if names := _changed(modules, now.functions.get(key, {})):
             parts.setdefault(frozenset(names), ([], names))[0].append(key)
-    found = [f"{_all(keys)}: {_have_changed(names)}" for keys, names in parts.values()]
+    found = [f"{in_a_row(keys)}: {_have_changed(names)}" for keys, names in parts.values()]
     if before.data and now.data:
         for half, name in HALVES.items():
             was, is_ = before.data.get(half, ""), now.data.get(half, "")
@@ -99,11 +100,6 @@ def _changed(before: Mapping[str, str], now: Mapping[str, str]) -> list[str]:
 def _have_changed(names: Sequence[str]) -> str:
     """ "my_reward, my_words have changed" """
     return f"{_listed(names)} {'has' if len(names) == 1 else 'have'} changed"
-
-
-def _all(keys: Sequence[str]) -> str:
-    """ "a, b and c", without leaving one out."""
-    return " and ".join(part for part in (", ".join(keys[:-1]), keys[-1]) if part)
 
 
 def _number(words: str) -> str:

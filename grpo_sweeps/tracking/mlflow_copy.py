@@ -40,7 +40,7 @@ from typing import Any
 import pyarrow.parquet as pq
 
 from grpo_sweeps.config.choices import choice_names
-from grpo_sweeps.files import REPORT_MANIFEST, write_text
+from grpo_sweeps.files import files_of_report, write_text
 from grpo_sweeps.redaction import redact, redact_mapping
 from grpo_sweeps.text import plain, show
 from grpo_sweeps.tracking import provenance
@@ -538,21 +538,11 @@ def copy_report(store: Store, sweep_dir: Path, report: Path) -> int:
     """
     state = CopyState(sweep_dir, sweep_dir.name, store.uri, store.experiment)
     run_id = state.store.run_id
-    files = [report / name for name in _files_of_report(report, sweep_dir.name)]
+    files = [report / name for name in files_of_report(report, sweep_dir.name)]
     if run_id is None:
         return 0
     copies = [(path.name, _signature([path]), functools.partial(shutil.copyfile, path)) for path in files]
     return _send(store, state, run_id, copies)
-
-
-def _files_of_report(folder: Path, sweep: str) -> list[str]:
-    """The names of its files; none where the folder is no report of this sweep."""
-    try:
-        manifest = json.loads((folder / REPORT_MANIFEST).read_text(encoding="utf-8"))
-        names = manifest["files"] if manifest["sweep"] == sweep else []
-    except (OSError, ValueError, KeyError, TypeError):
-        return []
-    return [name for name in names if Path(name).name == name and (folder / name).is_file()]
 
 
 def _send(store: Store, state: CopyState, run_id: str, artifacts: Sequence[Artifact]) -> int:

@@ -236,17 +236,15 @@ def heldout_plot(sweep: Sweep, curves: pd.DataFrame | None = None) -> list[Plot]
     unjudged, rewards, accuracies = unjudged_arms(sweep), False, False
     for arm, Rs in arm_cells(sweep).items():
         own = {R: accuracy_by_step(sweep, arm, R, reward=True) for R in Rs}
-        of_arm = {R: accuracy_by_step(sweep, arm, R) for R in Rs}
-        measured = any(map(len, own.values()))
-        if not measured and not any(map(len, of_arm.values())):
-            continue
-        if arm not in unjudged:
+        judged = {} if arm in unjudged else {R: accuracy_by_step(sweep, arm, R) for R in Rs}
+        rewarded = any(map(len, own.values()))
+        if any(map(len, judged.values())):
             accuracies = True
-            panels += [_heldout(sweep, arm, of_arm, x, "held-out accuracy") for x in ("step", "rollouts")]
-        if arm in unjudged or measured:
+            panels += [_heldout(sweep, arm, judged, x, "held-out accuracy") for x in ("step", "rollouts")]
+        if rewarded:
             rewards = True
             panels.append(_heldout(sweep, arm, own, "step", REWARD, _training_reward(curves, arm)))
-        if arm in unjudged:
+        if rewarded and not judged:
             panels.append(_heldout(sweep, arm, own, "rollouts", REWARD))
     if not panels:
         return []
